@@ -19,6 +19,8 @@ const DEFAULT_VOLUME: u64 = 4 << 30;
 pub(crate) const MEMORY_BUDGET: u64 = 256 << 20;
 /// The most memory of a test at one end, whatever the plan requests.
 const MEMORY_LIMIT: u64 = 8 << 30;
+/// Memory of a queue pair's work request, about.
+const WORK_REQUEST_BYTES: u64 = 128;
 /// The most queue pairs with messages in shared memory: each takes a file descriptor.
 const MAX_SHARED_QPS: u32 = 64;
 const MAX_INLINE: u32 = 4096;
@@ -118,6 +120,16 @@ pub(crate) struct Plan {
     /// Repeats of each size, each on new queue pairs.
     #[serde(default = "once", skip_serializing_if = "is_once")]
     pub(crate) repeat: u32,
+}
+
+/// The most that a server spends on a client's plan.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct PlanLimits {
+    /// Bytes at the server's end.
+    pub(crate) memory: u64,
+    /// Seconds of the whole test.
+    pub(crate) seconds: f64,
+    pub(crate) qps: u32,
 }
 
 fn once() -> u32 {
@@ -317,6 +329,36 @@ impl Plan {
         Ok(())
     }
 
+    /// # Errors
+    /// One line with the option of the server that allows the plan. A test of a number of
+    /// iterations is stopped when its time is up.
+    pub(crate) fn check_limits(&self, limits: &PlanLimits) -> Result<(), String> {
+        if self.qps > limits.qps {
+            return Err(format!(
+                "{} queue pairs, and the server allows {}: --client-qps there raises it",
+                self.qps, limits.qps
+            ));
+        }
+        let requests = u64::from(self.qps) * (u64::from(self.tx_depth) + u64::from(self.rx_depth));
+        let memory = self.registers_bytes().saturating_add(requests * WORK_REQUEST_BYTES);
+        if memory > limits.memory {
+            return Err(format!(
+                "{} of memory, and the server allows {}: --client-memory there raises it",
+                show_bytes(memory),
+                show_bytes(limits.memory)
+            ));
+        }
+        let seconds = self.duration().unwrap_or_default().as_secs_f64();
+        let seconds = seconds * self.sizes.len() as f64 * f64::from(self.repeat);
+        if seconds > limits.seconds {
+            return Err(format!(
+                "{seconds} s, and the server allows {} s: --client-time there raises it",
+                limits.seconds
+            ));
+        }
+        Ok(())
+    }
+
     /// The test's name in results: `write_bw`.
     pub(crate) fn test_name(&self) -> String {
         format!("{}_{}", self.verb.name(), self.kind.name())
@@ -407,6 +449,9 @@ fn check_gpu(args: &TestArgs) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
     use clap::Parser;
 
     use super::*;
@@ -489,5 +534,42 @@ mod tests {
         assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), bw);
         let extra = text.replacen('{', "{\"surprise\":1,", 1);
         assert!(serde_json::from_str::<Plan>(&extra).is_err());
+    }
+
+    proptest! {
+        /// Whatever numbers a client sends: a plan that the server admits is within its limits.
+        #[test]
+        fn a_clients_plan_is_limited_by_the_server(
+            sizes in vec(number(), 0..70),
+            extent in prop_oneof![
+                number().prop_map(TestLength::Iterations),
+                number().prop_map(TestLength::DefaultIterations),
+                (-1.0..1e6_f64).prop_map(TestLength::Seconds),
+            ],
+            [qps, tx_depth, rx_depth, repeat] in [number32(), number32(), number32(), number32()],
+        ) {
+            let limits = PlanLimits { memory: 1 << 30, seconds: 3600.0, qps: 128 };
+            let plan = Plan { sizes, extent, qps, tx_depth, rx_depth, repeat, post_list: 1, cq_mod: 1, ..plan("bw write").unwrap() };
+            if plan.check().is_ok() && plan.check_limits(&limits).is_ok() {
+                prop_assert!(plan.qps <= 128 && plan.registers_bytes() <= 1 << 30);
+                let sizes = plan.sizes.len() as u32 * plan.repeat;
+                prop_assert!(plan.duration().unwrap_or_default() * sizes <= Duration::from_secs(3601));
+                for &size in &plan.sizes {
+                    prop_assert!(plan.window(size) > 0 && plan.receives(size) > 0);
+                }
+            }
+        }
+    }
+
+    /// Any number, with those at the bounds more often.
+    fn number() -> impl Strategy<Value = u64> {
+        prop_oneof![
+            any::<u64>(),
+            (0..64_u32, 0..3_u64).prop_map(|(shift, more)| (1_u64 << shift) - 1 + more)
+        ]
+    }
+
+    fn number32() -> impl Strategy<Value = u32> {
+        prop_oneof![any::<u32>(), 0..200_u32, Just(1024)]
     }
 }

@@ -1,8 +1,7 @@
 //! Bootstrap: processes meet at the rendezvous named by a [`UniqueId`] and form a [`Group`] with a
-//! full mesh of TCP connections.
+//! full mesh of TCP connections, all authenticated by the group's [`Secret`].
 //!
-//! All connections are authenticated by the group's [`Secret`]. Data of collectives goes over
-//! queue pairs; the [`ControlMesh`] carries what is needed before
+//! Data of collectives goes over queue pairs; the [`ControlMesh`] carries what is needed before
 //! (addresses and keys), beside (failure detection, abort) and after (shrink).
 
 mod auth;

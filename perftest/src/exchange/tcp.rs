@@ -1,8 +1,10 @@
-//! TCP between the two ends of a test: the client retries while the server may still be starting.
+//! TCP between the two ends of a test: the client retries while the server may still be starting,
+//! and the server accepts many connections of which one becomes its client.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,6 +21,11 @@ use crate::interrupt::Interrupt;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// How long an accepted connection may take to become the client.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Connections in their handshake, of all addresses and of one; of more the oldest is dropped.
+const MAX_PENDING: usize = 64;
+const MAX_PENDING_OF_SOURCE: usize = 8;
 
 /// Connects to the first address that answers, from `source` if given.
 ///
@@ -82,25 +89,48 @@ pub(crate) fn set_keepalive(stream: &TcpStream) -> io::Result<()> {
     Ok(setsockopt(stream, sockopt::KeepAlive, &true)?)
 }
 
-/// A server's listening socket.
+/// A server's listening socket, and the connections that are not its client yet; `H` is what each
+/// has got to.
 #[derive(Debug)]
-pub(crate) struct Acceptor {
+pub(crate) struct Acceptor<H> {
     socket: TcpListener,
     address: SocketAddr,
+    pending: VecDeque<Pending<H>>,
 }
 
-impl Acceptor {
+#[derive(Debug)]
+struct Pending<H> {
+    stream: TcpStream,
+    peer: SocketAddr,
+    accepted_at: Instant,
+    handshake: H,
+}
+
+/// A client: its connection, and what its handshake gave.
+#[derive(Debug)]
+pub(crate) struct Admitted<T> {
+    pub(crate) stream: TcpStream,
+    pub(crate) peer: SocketAddr,
+    pub(crate) handshake: T,
+}
+
+impl<H: Default> Acceptor<H> {
     /// Listens; port 0 takes any free one. Advice names the command's `port_option`, or is
     /// `not_ours` for an address of another machine.
     ///
     /// # Errors
     /// [`Failure::Test`] when the address is in use or is not this machine's.
-    pub(crate) fn bind(address: SocketAddr, port_option: &str, not_ours: &str) -> Result<Acceptor, Failure> {
+    pub(crate) fn bind(address: SocketAddr, port_option: &str, not_ours: &str) -> Result<Self, Failure> {
         let listen = || {
             let socket = TcpListener::bind(address)?;
             socket.set_nonblocking(true)?;
             let address = socket.local_addr()?;
-            Ok(Acceptor { socket, address })
+            let pending = VecDeque::new();
+            Ok(Acceptor {
+                socket,
+                address,
+                pending,
+            })
         };
         listen().map_err(|e: io::Error| {
             let advice = match e.kind() {
@@ -122,21 +152,46 @@ impl Acceptor {
         self.address
     }
 
-    /// Readable when a client has connected.
-    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-
-    /// A client that has connected, if any.
+    /// The first connection whose handshake is complete: `advance` takes each a step further, and
+    /// returns its result, or why it is refused. A silent connection keeps no other waiting.
     ///
     /// # Errors
-    /// [`Failure::Test`] when the socket failed.
-    pub(crate) fn try_accept(&self) -> Result<Option<(TcpStream, SocketAddr)>, Failure> {
+    /// [`Failure::Interrupted`]; [`Failure::Test`] when no client connected in time or the socket
+    /// failed.
+    pub(crate) fn accept<T>(
+        &mut self,
+        deadline: Option<Instant>,
+        interrupt: &Interrupt,
+        mut advance: impl FnMut(&TcpStream, SocketAddr, &mut H) -> Result<Option<T>, String>,
+    ) -> Result<Admitted<T>, Failure> {
         loop {
+            if interrupt.requested() {
+                return Err(Failure::Interrupted);
+            }
+            self.accept_pending()?;
+            if let Some(admitted) = self.advance_all(&mut advance) {
+                return Ok(admitted);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(Failure::test(format!(
+                    "no client connected to {} in time",
+                    self.address
+                )));
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    fn accept_pending(&mut self) -> Result<(), Failure> {
+        for _ in 0..MAX_PENDING {
             match self.socket.accept() {
-                Ok(accepted) => return Ok(Some(accepted)),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Ok((stream, peer)) => self.insert(stream, peer),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
+                // Those of silent connections come back.
+                Err(e) if is_exhausted(&e) && !self.pending.is_empty() => {
+                    self.pending.pop_front();
+                }
                 Err(e) => {
                     return Err(Failure::test(format!(
                         "cannot accept on {}: {}",
@@ -146,41 +201,107 @@ impl Acceptor {
                 }
             }
         }
-    }
-
-    /// Whether a wait for a client may go on.
-    ///
-    /// # Errors
-    /// [`Failure::Interrupted`]; [`Failure::Test`] after the deadline.
-    pub(crate) fn check_wait(&self, deadline: Option<Instant>, interrupt: &Interrupt) -> Result<(), Failure> {
-        if interrupt.requested() {
-            return Err(Failure::Interrupted);
-        }
-        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            return Err(Failure::test(format!(
-                "no client connected to {} in time",
-                self.address
-            )));
-        }
         Ok(())
     }
 
-    /// The next client.
-    ///
-    /// # Errors
-    /// [`Failure::Interrupted`]; [`Failure::Test`] when no client connected in time or the socket
-    /// failed.
-    pub(crate) fn accept(
-        &self,
-        deadline: Option<Instant>,
-        interrupt: &Interrupt,
-    ) -> Result<(TcpStream, SocketAddr), Failure> {
-        loop {
-            if let Some(accepted) = self.try_accept()? {
-                return Ok(accepted);
-            }
-            self.check_wait(deadline, interrupt)?;
-            thread::sleep(POLL_INTERVAL);
+    fn insert(&mut self, stream: TcpStream, peer: SocketAddr) {
+        let is_of_source = |one: &Pending<H>| one.peer.ip() == peer.ip();
+        let of_source = self.pending.iter().filter(|one| is_of_source(one)).count();
+        if of_source >= MAX_PENDING_OF_SOURCE {
+            let oldest = self.pending.iter().position(is_of_source);
+            oldest.and_then(|oldest| self.pending.remove(oldest));
+        } else if self.pending.len() >= MAX_PENDING {
+            self.pending.pop_front();
         }
+        // A connection whose mode cannot be set has failed.
+        if stream.set_nonblocking(true).is_ok() {
+            self.pending.push_back(Pending {
+                stream,
+                peer,
+                accepted_at: Instant::now(),
+                handshake: H::default(),
+            });
+        }
+    }
+
+    fn advance_all<T>(
+        &mut self,
+        advance: &mut impl FnMut(&TcpStream, SocketAddr, &mut H) -> Result<Option<T>, String>,
+    ) -> Option<Admitted<T>> {
+        let mut at = 0;
+        while let Some(one) = self.pending.get_mut(at) {
+            let reason = match advance(&one.stream, one.peer, &mut one.handshake) {
+                Ok(Some(handshake)) => {
+                    let Pending { stream, peer, .. } = self.pending.remove(at)?;
+                    return Some(Admitted {
+                        stream,
+                        peer,
+                        handshake,
+                    });
+                }
+                Ok(None) if one.accepted_at.elapsed() < HANDSHAKE_TIMEOUT => {
+                    at += 1;
+                    continue;
+                }
+                Ok(None) => "it does not answer".to_owned(),
+                Err(reason) => reason,
+            };
+            eprintln!("doorbell: refused {}: {}", one.peer, one_line(&reason));
+            self.pending.remove(at);
+        }
+        None
+    }
+}
+
+fn is_exhausted(e: &io::Error) -> bool {
+    let errno = Errno::from_raw(e.raw_os_error().unwrap_or(0));
+    matches!(errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn from(source: [u8; 4], to: SocketAddr) -> TcpStream {
+        let deadline = Instant::now() + CONNECT_TIMEOUT;
+        attempt(to, Some(source.into()), deadline).unwrap()
+    }
+
+    fn accept(acceptor: &mut Acceptor<()>, within: Duration) -> Result<Admitted<()>, Failure> {
+        let deadline = Some(Instant::now() + within);
+        let sends = |stream: &TcpStream, _, (): &mut ()| Ok(stream.peek(&mut [0]).is_ok().then_some(()));
+        acceptor.accept(deadline, &Interrupt::default(), sends)
+    }
+
+    #[test]
+    fn connections_of_one_address_do_not_displace_those_of_another() {
+        let mut acceptor = Acceptor::bind(([127, 0, 0, 1], 0).into(), "", "").unwrap();
+        let to = acceptor.address();
+        let mut client = from([127, 0, 0, 2], to);
+        let first: Vec<_> = (0..MAX_PENDING).map(|_| from([127, 0, 0, 3], to)).collect();
+        // Those that were accepted stay from one call to the next.
+        accept(&mut acceptor, Duration::ZERO).unwrap_err();
+        let second: Vec<_> = (0..MAX_PENDING).map(|_| from([127, 0, 0, 3], to)).collect();
+        accept(&mut acceptor, Duration::ZERO).unwrap_err();
+        assert!(acceptor.pending.len() <= 1 + MAX_PENDING_OF_SOURCE);
+        client.write_all(b"x").unwrap();
+        let admitted = accept(&mut acceptor, CONNECT_TIMEOUT).unwrap();
+        assert_eq!(admitted.peer, client.local_addr().unwrap());
+        drop((first, second));
+    }
+
+    #[test]
+    fn of_too_many_addresses_the_oldest_connection_is_dropped() {
+        let mut acceptor = Acceptor::bind(([127, 0, 0, 1], 0).into(), "", "").unwrap();
+        let to = acceptor.address();
+        let all: Vec<_> = (0..MAX_PENDING as u8 + 6)
+            .map(|number| from([127, 0, 1, number + 1], to))
+            .collect();
+        accept(&mut acceptor, Duration::ZERO).unwrap_err();
+        accept(&mut acceptor, Duration::ZERO).unwrap_err();
+        assert_eq!(acceptor.pending.len(), MAX_PENDING);
+        assert_eq!(acceptor.pending[0].peer, all[6].local_addr().unwrap());
     }
 }

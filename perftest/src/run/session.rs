@@ -8,12 +8,13 @@ use super::lat::{self, pingpong::PingPongMemory};
 use super::meter::Meter;
 use super::test_end::{QpMemory, Test, TestEnd, usable_inline};
 use crate::device::Device;
-use crate::exchange::{Accepted, Control, Finish, GpuEnd, Hello, Message, Outcome, REPLY_TIMEOUT, check_hello};
+use crate::exchange::{
+    Accepted, Admission, Control, Finish, GpuEnd, Hello, Message, Outcome, REPLY_TIMEOUT, check_hello,
+};
 use crate::failure::{Failure, one_line};
-use crate::plan::{Kind, Plan, Verb};
+use crate::plan::{Kind, Plan, PlanLimits, Verb};
 use crate::report::{BandwidthRow, CoordinatedOmission, LatencyRow, Row, RowParams};
 use crate::stats::{Clock, CpuMeter, Latency, Timeline, Trip};
-use crate::units::show_bytes;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SessionContext<'a> {
@@ -44,12 +45,7 @@ pub(crate) fn client(
 ) -> Result<(), Failure> {
     let control = local.control;
     let mut run = || {
-        control.send(&Message::Hello(Hello::ours(token.clone())))?;
-        match control.receive(Some(REPLY_TIMEOUT), "its hello")? {
-            Message::Hello(peer) => check_hello(&peer).map_err(Failure::Test)?,
-            other => return Err(control.unexpected(&other, "hello")),
-        }
-        control.send(&Message::Plan(plan.clone()))?;
+        introduce(control, plan, token.clone())?;
         let answer = control.receive(Some(REPLY_TIMEOUT), "its answer to the plan");
         match answer.map_err(Failure::before_measuring)? {
             Message::Accepted(accepted) => report(Event::Accepted(accepted)),
@@ -80,6 +76,16 @@ pub(crate) fn client(
         control.send(&Message::Bye)
     };
     run().inspect_err(|failure| control.send_failure(failure))
+}
+
+/// The client's side of the handshake: all before the server's answer to the plan.
+pub(super) fn introduce(control: &Control, plan: &Plan, token: Option<String>) -> Result<(), Failure> {
+    control.send(&Message::Hello(Hello::ours(token)))?;
+    match control.receive(Some(REPLY_TIMEOUT), "its hello")? {
+        Message::Hello(peer) => check_hello(&peer).map_err(Failure::Test)?,
+        other => return Err(control.unexpected(&other, "hello")),
+    }
+    control.send(&Message::Plan(plan.clone()))
 }
 
 /// Measures one size, with its repeats. Returns the row, and the failure if it ended early.
@@ -221,49 +227,51 @@ fn check_outcome(test: &Test<'_>, sent: &[u64], outcome: &Outcome) -> Result<(),
 pub(crate) struct ExpectedTest<'a> {
     pub(crate) kind: Kind,
     pub(crate) verb: &'static str,
+    /// Whether the server's messages are in GPU memory.
+    pub(crate) gpu: bool,
     /// The token that the client must send, if any.
     pub(crate) token: Option<&'a str>,
-    /// The most memory that its plan may take, in bytes.
-    pub(crate) memory: u64,
+    /// What a client that has no token may request.
+    pub(crate) limits: Option<PlanLimits>,
 }
 
-/// The handshake with a client: whether it may be served.
-///
-/// # Errors
-/// [`Failure::Test`] when it may not; the server may continue to wait. [`Failure::Interrupted`].
-pub(crate) fn handshake(control: &Control, expected: &ExpectedTest<'_>) -> Result<(), Failure> {
-    let greeted = match control.receive(Some(REPLY_TIMEOUT), "its hello") {
-        Ok(Message::Hello(peer)) if expected.token.is_some_and(|token| peer.token.as_deref() != Some(token)) => {
-            Err(Failure::test(format!(
-                "peer {} is not the process that started this one",
-                control.peer()
-            )))
+impl Admission for ExpectedTest<'_> {
+    fn check_hello(&self, hello: &Hello) -> Result<(), String> {
+        if self.token.is_some_and(|token| hello.token.as_deref() != Some(token)) {
+            return Err("the client is not the process that started this one".to_owned());
         }
-        Ok(Message::Hello(peer)) => {
-            control.send(&Message::Hello(Hello::ours(None)))?;
-            check_hello(&peer).map_err(Failure::Test)
-        }
-        Ok(other) => Err(control.unexpected(&other, "hello")),
-        Err(failure) => Err(failure),
-    };
-    greeted.inspect_err(|failure| control.send_failure(failure))
-}
+        check_hello(hello)
+    }
 
-/// # Errors
-/// [`Failure::Interrupted`]; [`Failure::Test`] when the test failed.
-pub(crate) fn serve(local: SessionContext<'_>, expected: &ExpectedTest<'_>) -> Result<(), Failure> {
-    let control = local.control;
-    let run = || {
-        let plan = match control.receive(Some(REPLY_TIMEOUT), "its plan")? {
-            Message::Plan(plan) => plan,
-            other => return Err(control.unexpected(&other, "plan")),
-        };
-        accept(&plan, expected).map_err(Failure::Test)?;
-        if local.device.gpu.is_some() && !plan.gpu {
-            return Err(Failure::test(
-                "the server's messages are in GPU memory: the client needs --gpu too, with a GPU or host",
+    fn check_plan(&self, plan: &Plan) -> Result<(), String> {
+        if plan.kind != self.kind || plan.verb.name() != self.verb {
+            return Err(format!(
+                "the server runs 'doorbell {}', the client 'doorbell {}': start the same on both ends",
+                Plan::command(self.kind, self.verb),
+                plan.command_name()
             ));
         }
+        let refused = |reason: String| format!("the client's test is refused: {}", one_line(&reason));
+        plan.check().map_err(refused)?;
+        self.limits
+            .map_or(Ok(()), |limits| plan.check_limits(&limits))
+            .map_err(refused)?;
+        if self.gpu && !plan.gpu {
+            return Err(
+                "the server's messages are in GPU memory: the client needs --gpu too, with a GPU or host".to_owned(),
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Serves a client whose plan is admitted.
+///
+/// # Errors
+/// [`Failure::Interrupted`]; [`Failure::Test`] when the test failed.
+pub(crate) fn serve(local: SessionContext<'_>, plan: &Plan) -> Result<(), Failure> {
+    let control = local.control;
+    let run = || {
         let accepted = Accepted {
             device: local.device.context.name().to_owned(),
             link: local.device.link,
@@ -271,10 +279,10 @@ pub(crate) fn serve(local: SessionContext<'_>, expected: &ExpectedTest<'_>) -> R
             gpu: local.device.gpu.as_ref().map(GpuEnd::of),
         };
         control.send(&Message::Accepted(accepted))?;
-        let inline = usable_inline(&plan, local.device)?;
+        let inline = usable_inline(plan, local.device)?;
         for &bytes in &plan.sizes {
             let test = Test {
-                plan: &plan,
+                plan,
                 bytes,
                 device: local.device,
                 gid_index: local.gid_index,
@@ -291,27 +299,6 @@ pub(crate) fn serve(local: SessionContext<'_>, expected: &ExpectedTest<'_>) -> R
         }
     };
     run().inspect_err(|failure| control.send_failure(failure))
-}
-
-fn accept(plan: &Plan, expected: &ExpectedTest<'_>) -> Result<(), String> {
-    if plan.kind != expected.kind || plan.verb.name() != expected.verb {
-        let ours = Plan::command(expected.kind, expected.verb);
-        return Err(format!(
-            "the server runs 'doorbell {ours}', the client 'doorbell {}': start the same on both ends",
-            plan.command_name()
-        ));
-    }
-    plan.check()
-        .map_err(|reason| format!("the client's test is refused: {}", one_line(&reason)))?;
-    let memory = plan.registers_bytes();
-    if memory > expected.memory {
-        return Err(format!(
-            "the client's test is refused: it takes {} of memory, over the server's --client-memory of {}",
-            show_bytes(memory),
-            show_bytes(expected.memory)
-        ));
-    }
-    Ok(())
 }
 
 pub(super) fn serve_size(test: &Test<'_>) -> Result<(), Failure> {
@@ -354,29 +341,4 @@ fn serve_passive(test: &Test<'_>) -> Result<(), Failure> {
         .filter_map(|test_qp| test_qp.memory.atomic_count())
         .collect();
     test.control.send(&Message::Outcome(Outcome { messages, checked: 0 }))
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::*;
-    use crate::cli::{Cli, Command};
-
-    #[test]
-    fn a_clients_plan_is_limited_by_the_server() {
-        let Command::Bw(args) = Cli::parse_from(["doorbell", "bw", "write", "-s", "8M", "-q", "64"]).command else {
-            panic!("a bandwidth test");
-        };
-        let plan = Plan::bw(&args).unwrap();
-        let with = |memory| ExpectedTest {
-            kind: Kind::Bw,
-            verb: "write",
-            token: None,
-            memory,
-        };
-        let refused = accept(&plan, &with(plan.registers_bytes() - 1)).unwrap_err();
-        assert!(refused.contains("--client-memory"), "{refused}");
-        accept(&plan, &with(plan.registers_bytes())).unwrap();
-    }
 }

@@ -9,7 +9,7 @@ use clap::Parser;
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::Library;
 
-use super::session::{measure, serve_size};
+use super::session::{ExpectedTest, introduce, measure, serve_size};
 use super::test_end::Test;
 use crate::cli::{Cli, Command};
 use crate::device::{Device, Manager};
@@ -57,12 +57,20 @@ fn test<'a>(plan: &'a Plan, device: &'a Device, control: &'a Control) -> Test<'a
 
 /// Runs a test whose two ends expect payloads of different seeds. Returns the failure of each side.
 fn mismatched(line: &str) -> (Option<Failure>, Option<Failure>) {
-    let listener = Listener::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).unwrap();
+    let mut listener = Listener::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).unwrap();
     let port = listener.address().port();
     let peer = Plan { seed: 2, ..plan(line) };
     let server = thread::spawn(move || {
         let device = device("soft1");
-        let control = listener.accept(None, &Interrupt::default()).unwrap();
+        let admission = ExpectedTest {
+            kind: peer.kind,
+            verb: peer.verb.name(),
+            gpu: false,
+            token: None,
+            limits: None,
+        };
+        let accepted = listener.accept(None, None, &admission, &Interrupt::default());
+        let (control, _) = accepted.unwrap();
         let failure = serve_size(&test(&peer, &device, &control)).err();
         if let Some(failure) = &failure {
             control.send_failure(failure);
@@ -71,6 +79,7 @@ fn mismatched(line: &str) -> (Option<Failure>, Option<Failure>) {
     });
     let (ours, device) = (plan(line), device("soft0"));
     let control = connect("127.0.0.1", port, &Interrupt::default()).unwrap();
+    introduce(&control, &ours, None).unwrap();
     let (row, failure) = measure(
         &test(&ours, &device, &control),
         &Clock::new(ClockChoice::System).unwrap(),
