@@ -141,6 +141,9 @@ impl World {
         let index = self.pick(input)?;
         let len = usize::from(input.arbitrary::<u8>()?) % 96;
         let mut bytes = input.bytes(len.min(input.len()))?.to_vec();
+        if let Some(grh) = bytes.first_chunk() {
+            let _ = wire::ip_header_addresses(grh);
+        }
         let dest = if kind < 240 { self.qps[index].qpn } else { CM };
         if let Some(qpn) = bytes.get_mut(5..8) {
             qpn.copy_from_slice(&dest.get().to_be_bytes()[1..]);
