@@ -81,26 +81,11 @@ fn unexpected(received: Result<BootstrapMessage, ReceiveError>) -> String {
     received.map_or_else(|e| e.to_string(), |_| "it talks nonsense".to_owned())
 }
 
-/// Why this rank is not registered at a candidate.
 enum Attempt {
+    Joined(Box<(HelloListener, Connection)>),
     Retry(String),
     Unauthenticated(String),
     Failed(BootstrapError),
-}
-
-impl From<ReceiveError> for Attempt {
-    fn from(error: ReceiveError) -> Self {
-        match error {
-            ReceiveError::Io(e) => e.into(),
-            other => Self::Unauthenticated(other.to_string()),
-        }
-    }
-}
-
-impl From<io::Error> for Attempt {
-    fn from(e: io::Error) -> Self {
-        Self::Retry(describe_io_error(&e))
-    }
 }
 
 /// The rendezvous may not be open yet, and a candidate may belong to another group.
@@ -122,14 +107,14 @@ fn find_rendezvous(
                 left
             };
             if !timeout.is_zero() {
-                match register(by, request, options, timeout) {
-                    Ok(registered) => return Ok(registered),
-                    Err(Attempt::Retry(why)) => last = format!("{by}: {why}"),
-                    Err(Attempt::Unauthenticated(reason)) if candidates.len() == 1 => {
+                match try_rendezvous(by, request, options, timeout) {
+                    Attempt::Joined(joined) => return Ok(*joined),
+                    Attempt::Retry(why) => last = why,
+                    Attempt::Unauthenticated(reason) if candidates.len() == 1 => {
                         return Err(BootstrapError::Unauthenticated { by, rank, reason });
                     }
-                    Err(Attempt::Unauthenticated(reason)) => unauthenticated = Some((by, reason)),
-                    Err(Attempt::Failed(error)) => return Err(error),
+                    Attempt::Unauthenticated(reason) => unauthenticated = Some((by, reason)),
+                    Attempt::Failed(error) => return Err(error),
                 }
             }
         }
@@ -149,24 +134,40 @@ fn find_rendezvous(
     }
 }
 
+fn try_rendezvous(candidate: SocketAddr, request: &JoinRequest, options: &Options, timeout: Duration) -> Attempt {
+    let until = Instant::now() + timeout;
+    let stream = match TcpStream::connect_timeout(&candidate, timeout) {
+        Ok(stream) => stream,
+        Err(e) => return Attempt::Retry(e.to_string()),
+    };
+    // A connection to a local ephemeral port can connect to itself (TCP simultaneous open).
+    if stream.local_addr().ok() == Some(candidate) {
+        return Attempt::Retry("nothing listens there".to_owned());
+    }
+    match register(stream, candidate, request, options, until) {
+        Ok(Ok(joined)) => Attempt::Joined(Box::new(joined)),
+        Ok(Err(error)) => Attempt::Failed(error),
+        Err(ReceiveError::Io(e)) => Attempt::Retry(format!("{candidate}: {}", describe_io_error(&e))),
+        Err(e) => Attempt::Unauthenticated(e.to_string()),
+    }
+}
+
 /// Registers at a server that may not be this group's: what it sends counts once it proves the
 /// secret.
 fn register(
+    stream: TcpStream,
     by: SocketAddr,
     request: &JoinRequest,
     options: &Options,
-    timeout: Duration,
-) -> Result<(HelloListener, Connection), Attempt> {
+    until: Instant,
+) -> Result<Result<(HelloListener, Connection), BootstrapError>, ReceiveError> {
     let &JoinRequest { secret, rank, ranks } = request;
-    let until = Instant::now() + timeout;
-    let stream = TcpStream::connect_timeout(&by, timeout)?;
-    // A connection to a local ephemeral port can connect to itself (TCP simultaneous open).
-    if stream.local_addr()? == by {
-        return Err(Attempt::Retry("nothing listens there".to_owned()));
-    }
     let server_nonce = receive_challenge(&stream, until)?;
     let nonce = random()?;
-    let listener = listen_for_peers(&stream, options.bind, request, nonce).map_err(Attempt::Failed)?;
+    let listener = match listen_for_peers(&stream, options.bind, request, nonce) {
+        Ok(listener) => listener,
+        Err(error) => return Ok(Err(error)),
+    };
     let entry = Entry {
         listen_addr: listener.address(),
         nonce,
@@ -174,14 +175,12 @@ fn register(
     };
     let hello = BootstrapMessage::Register { rank, ranks, entry };
     let mut connection = greet(stream, &secret, &hello, server_nonce)?;
-    match connection.receive(until)? {
+    let answer = connection.receive(until)?;
+    Ok(match answer {
         BootstrapMessage::Accept => Ok((listener, connection)),
-        BootstrapMessage::Reject(reason) => Err(Attempt::Failed(BootstrapError::Refused { by, rank, reason })),
-        other => {
-            let reason = unexpected(Ok(other));
-            Err(Attempt::Failed(lost(rank, format!("the rendezvous at {by}"), reason)))
-        }
-    }
+        BootstrapMessage::Reject(reason) => Err(BootstrapError::Refused { by, rank, reason }),
+        other => Err(lost(rank, format!("the rendezvous at {by}"), unexpected(Ok(other)))),
+    })
 }
 
 /// The client's end of a connection whose hello is sent.
@@ -216,32 +215,53 @@ fn listen_for_peers(
 }
 
 fn connect_mesh(
-    listener: HelloListener,
+    mut listener: HelloListener,
     request: &JoinRequest,
     table: &[Entry],
     within: Duration,
     deadline: Instant,
 ) -> Result<PeerStreams, BootstrapError> {
     let &JoinRequest { secret, rank, ranks } = request;
+    let named = |other: Rank| format!("rank {other} ({})", table[other.index()].member);
     let mut connections: Vec<Option<Connection>> = table.iter().map(|_| None).collect();
     let above = || (rank.0 + 1..table.len() as u32).map(Rank);
     for other in above() {
         let connected = connect(&table[other.index()], &secret, (rank, other), deadline);
-        let connected = connected.map_err(|e| lost(rank, named(table, other), describe_io_error(&e)));
-        connections[other.index()] = Some(connected?);
+        connections[other.index()] = Some(connected.map_err(|e| lost(rank, named(other), describe_io_error(&e)))?);
     }
-    let turned_away = accept_lower_ranks(listener, rank, table, &mut connections, deadline)?;
-    let absent: Vec<_> = (0..rank.0)
-        .map(Rank)
-        .filter(|other| connections[other.index()].is_none())
-        .collect();
-    if !absent.is_empty() {
-        return Err(BootstrapError::Missing {
-            missing: in_words(&absent),
-            ranks,
-            within,
-            turned_away,
-        });
+    let mut turned_away = String::new();
+    while connections[..rank.index()].iter().any(Option::is_none) {
+        let accepted = listener
+            .next_hello(deadline, None)
+            .map_err(BootstrapError::system("wait for the other ranks"))?;
+        match accepted {
+            Some(Ok(mut accepted)) => match validate_connect(&accepted, rank, &connections) {
+                Ok(other) => match accepted.connection.send(&BootstrapMessage::Accept) {
+                    Ok(()) => connections[other.index()] = Some(accepted.connection),
+                    Err(e) => return Err(lost(rank, named(other), describe_io_error(&e))),
+                },
+                Err(reason) => {
+                    tracing::warn!("rank {rank}: turned {} away: {reason}", accepted.peer_addr);
+                    // Best effort: the peer may be gone.
+                    let _ = accepted.connection.send(&BootstrapMessage::Reject(reason));
+                }
+            },
+            Some(Err(Unproved { peer_addr, reason })) => {
+                tracing::warn!("rank {rank}: turned {peer_addr} away: {reason}");
+                turned_away = format!("; {peer_addr} was turned away: {reason}");
+            }
+            None => {
+                let absent = (0..rank.0)
+                    .map(Rank)
+                    .filter(|other| connections[other.index()].is_none());
+                return Err(BootstrapError::Missing {
+                    missing: in_words(&absent.collect::<Vec<_>>()),
+                    ranks,
+                    within,
+                    turned_away,
+                });
+            }
+        }
     }
     for other in above() {
         if let Some(connection) = &mut connections[other.index()] {
@@ -251,7 +271,7 @@ fn connect_mesh(
                     let by = table[other.index()].listen_addr;
                     return Err(BootstrapError::Refused { by, rank, reason });
                 }
-                answer => return Err(lost(rank, named(table, other), unexpected(answer))),
+                answer => return Err(lost(rank, named(other), unexpected(answer))),
             }
         }
     }
@@ -259,47 +279,6 @@ fn connect_mesh(
         members: table.iter().map(|entry| entry.member.clone()).collect(),
         connections,
     })
-}
-
-fn named(table: &[Entry], rank: Rank) -> String {
-    format!("rank {rank} ({})", table[rank.index()].member)
-}
-
-/// Accepts all lower ranks, or those that come until the deadline. Returns the last connection that
-/// was turned away and why, or nothing.
-fn accept_lower_ranks(
-    mut listener: HelloListener,
-    rank: Rank,
-    table: &[Entry],
-    connections: &mut [Option<Connection>],
-    deadline: Instant,
-) -> Result<String, BootstrapError> {
-    let mut turned_away = String::new();
-    while connections[..rank.index()].iter().any(Option::is_none) {
-        let accepted = listener
-            .next_hello(deadline, None)
-            .map_err(BootstrapError::system("wait for the other ranks"))?;
-        let (peer_addr, reason) = match accepted {
-            Some(Ok(mut accepted)) => match validate_connect(&accepted, rank, connections) {
-                Ok(other) => {
-                    let sent = accepted.connection.send(&BootstrapMessage::Accept);
-                    sent.map_err(|e| lost(rank, named(table, other), describe_io_error(&e)))?;
-                    connections[other.index()] = Some(accepted.connection);
-                    continue;
-                }
-                Err(reason) => {
-                    // Best effort: the peer may be gone.
-                    let _ = accepted.connection.send(&BootstrapMessage::Reject(reason.clone()));
-                    (accepted.peer_addr, reason)
-                }
-            },
-            Some(Err(Unproved { peer_addr, reason })) => (peer_addr, reason.to_owned()),
-            None => break,
-        };
-        tracing::warn!("rank {rank}: turned {peer_addr} away: {reason}");
-        turned_away = format!("; {peer_addr} was turned away: {reason}");
-    }
-    Ok(turned_away)
 }
 
 /// Connects to a member, with the hello of this pair of ranks.

@@ -1,7 +1,8 @@
 //! Bootstrap: processes meet at the rendezvous named by a [`UniqueId`] and form a [`Group`] with a
-//! full mesh of TCP connections, all authenticated by the group's [`Secret`].
+//! full mesh of TCP connections.
 //!
-//! Data of collectives goes over queue pairs; the [`ControlMesh`] carries what is needed before
+//! All connections are authenticated by the group's [`Secret`]. Data of collectives goes over
+//! queue pairs; the [`ControlMesh`] carries what is needed before
 //! (addresses and keys), beside (failure detection, abort) and after (shrink).
 
 mod auth;

@@ -65,10 +65,6 @@ pub(crate) fn read(stream: &mut impl Read) -> io::Result<Option<Message>> {
 
 #[cfg(test)]
 mod tests {
-    use proptest::collection::vec;
-    use proptest::prelude::*;
-    use proptest::sample::Index;
-
     use super::*;
 
     #[test]
@@ -113,56 +109,5 @@ mod tests {
         let mut stream = Vec::new();
         assert!(write(&mut stream, &Message::Failed("x".repeat(LIMIT as usize))).is_err());
         assert!(stream.is_empty());
-    }
-
-    /// A stream that ends, and the largest buffer that it was given.
-    struct Measured<'a> {
-        bytes: &'a [u8],
-        largest: usize,
-    }
-
-    impl Read for Measured<'_> {
-        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-            self.largest = self.largest.max(buffer.len());
-            self.bytes.read(buffer)
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_messages_or_an_error_and_no_length_is_allocated(
-            length in 0..=u32::MAX,
-            body in vec(any::<u8>(), 0..2000),
-        ) {
-            let bytes = [&length.to_be_bytes(), &body[..]].concat();
-            let mut stream = Measured { bytes: &bytes, largest: 0 };
-            while let Ok(Some(_)) = read(&mut stream) {}
-            // What std reads at first, and doubling.
-            prop_assert!(stream.largest <= 8192 + 2 * bytes.len(), "{}", stream.largest);
-        }
-
-        #[test]
-        fn a_changed_message_is_a_message_or_an_error(
-            which in 0..3_usize,
-            changes in vec((any::<Index>(), any::<u8>()), 1..4),
-        ) {
-            let qp = r#"{"endpoint":"00","slots":1,"data":"00","counter":"00"}"#;
-            let body = [
-                format!(r#"{{"setup":{{"bytes":64,"lanes":[{qp},{qp}]}}}}"#),
-                r#"{"hello":{"protocol":1,"version":"0","token":"x"}}"#.to_owned(),
-                r#"{"outcome":{"messages":[1,2],"checked":3}}"#.to_owned(),
-            ];
-            let mut bytes = body[which].clone().into_bytes();
-            for (at, value) in changes {
-                let at = at.index(bytes.len());
-                bytes[at] = value;
-            }
-            let frame = [&(bytes.len() as u32).to_be_bytes(), &bytes[..]].concat();
-            if let Ok(Some(message)) = read(&mut &frame[..]) {
-                let mut again = Vec::new();
-                write(&mut again, &message).unwrap();
-                prop_assert_eq!(read(&mut &again[..]).unwrap(), Some(message));
-            }
-        }
     }
 }
