@@ -437,17 +437,17 @@ pub(crate) struct TestArgs {
     pub(crate) soft: SoftArgs,
 }
 
-/// What a server spends at most on a client's test.
+/// The limits of a client's test at a server.
 #[derive(Args, Debug, Clone)]
-#[command(next_help_heading = "Server")]
+#[command(next_help_heading = "Connection")]
 pub(crate) struct LimitArgs {
-    /// The most memory of a client's test, at the server's end
+    /// The most memory that a client's test may take here
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "1G", requires = "server")]
     pub(crate) client_memory: u64,
-    /// The longest that a client's test may take, with all its sizes and repeats
+    /// The longest that a client's test may take here, with all its sizes and repeats
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, default_value = "3600", requires = "server")]
     pub(crate) client_time: f64,
-    /// The most queue pairs of a client's test
+    /// The most queue pairs that a client's test may have here
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), default_value_t = 128, requires = "server")]
     pub(crate) client_qps: u32,
 }

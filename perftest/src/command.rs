@@ -9,17 +9,17 @@ use doorbell_gpudirect::Path;
 use crate::cli::{SoftArgs, TestArgs};
 use crate::device::{self, Device, Gpu, MemoryPlace, PORT, Reach, Side, Soft};
 use crate::diagnose::{self, Measured, NoiseMonitor, Peer, Port, Sources, Subject};
-use crate::exchange::{Control, GpuEnd, Listener, connect};
+use crate::exchange::{Control, ExpectedTest, GpuEnd, Listener, connect};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 use crate::orchestrate::{self, Announcement, Server};
-use crate::plan::{Kind, MEMORY_BUDGET, Plan, PlanLimits, Verb};
+use crate::plan::{Kind, MEMORY_BUDGET, Plan, Verb};
 use crate::progress::Progress;
 use crate::report::{
     self, LinkKind, Metrics, OptionalColumns, Report, ReportedWarning, Row, Settings, Table, Thresholds, Warning,
 };
 use crate::run::raw;
-use crate::run::session::{self, Event, ExpectedTest, SessionContext};
+use crate::run::session::{self, Event, SessionContext};
 use crate::stats::Clock;
 use crate::units::show_bytes;
 
@@ -333,19 +333,14 @@ pub(crate) fn warnings(
     warnings
 }
 
-fn expected<'a>(kind: Kind, args: &TestArgs, device: &Device, token: Option<&'a str>) -> ExpectedTest<'a> {
-    let limits = PlanLimits {
-        memory: args.limits.client_memory,
-        seconds: args.limits.client_time,
-        qps: args.limits.client_qps,
-    };
+fn expected<'a>(kind: Kind, args: &'a TestArgs, device: &Device, token: Option<&'a str>) -> ExpectedTest<'a> {
     ExpectedTest {
         kind,
         verb: args.operation.name(),
         gpu: device.gpu.is_some(),
         token,
-        // The process that started this one decides by itself.
-        limits: token.is_none().then_some(limits),
+        // This process's own test has the limits of every plan.
+        limits: token.is_none().then_some(&args.limits),
     }
 }
 
@@ -407,9 +402,8 @@ fn serve(
     interrupt: &Interrupt,
 ) -> Result<(), Failure> {
     let mut within = within;
-    let most = expected.limits.map(|limits| Duration::from_secs_f64(limits.seconds));
     loop {
-        let (control, plan) = listener.accept(within, most, expected, interrupt)?;
+        let (control, plan) = listener.accept(within, expected, interrupt)?;
         let local = SessionContext {
             control: &control,
             device,

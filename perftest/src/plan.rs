@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cli::{AtomicOperation, BwArgs, LatArgs, Operation, TestArgs};
+use crate::cli::{AtomicOperation, BwArgs, LatArgs, LimitArgs, Operation, TestArgs};
 use crate::failure::Failure;
 use crate::units::show_bytes;
 
@@ -19,7 +19,7 @@ const DEFAULT_VOLUME: u64 = 4 << 30;
 pub(crate) const MEMORY_BUDGET: u64 = 256 << 20;
 /// The most memory of a test at one end, whatever the plan requests.
 const MEMORY_LIMIT: u64 = 8 << 30;
-/// Memory of a queue pair's work request, about.
+/// Memory of a work request in a queue, about.
 const WORK_REQUEST_BYTES: u64 = 128;
 /// The most queue pairs with messages in shared memory: each takes a file descriptor.
 const MAX_SHARED_QPS: u32 = 64;
@@ -120,16 +120,6 @@ pub(crate) struct Plan {
     /// Repeats of each size, each on new queue pairs.
     #[serde(default = "once", skip_serializing_if = "is_once")]
     pub(crate) repeat: u32,
-}
-
-/// The most that a server spends on a client's plan.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct PlanLimits {
-    /// Bytes at the server's end.
-    pub(crate) memory: u64,
-    /// Seconds of the whole test.
-    pub(crate) seconds: f64,
-    pub(crate) qps: u32,
 }
 
 fn once() -> u32 {
@@ -330,33 +320,32 @@ impl Plan {
     }
 
     /// # Errors
-    /// One line with the option of the server that allows the plan. A test of a number of
-    /// iterations is stopped when its time is up.
-    pub(crate) fn check_limits(&self, limits: &PlanLimits) -> Result<(), String> {
-        if self.qps > limits.qps {
-            return Err(format!(
-                "{} queue pairs, and the server allows {}: --client-qps there raises it",
-                self.qps, limits.qps
-            ));
-        }
+    /// One line with the server's option whose limit the plan exceeds.
+    pub(crate) fn check_limits(&self, limits: &LimitArgs) -> Result<(), String> {
         let requests = u64::from(self.qps) * (u64::from(self.tx_depth) + u64::from(self.rx_depth));
         let memory = self.registers_bytes().saturating_add(requests * WORK_REQUEST_BYTES);
-        if memory > limits.memory {
-            return Err(format!(
-                "{} of memory, and the server allows {}: --client-memory there raises it",
-                show_bytes(memory),
-                show_bytes(limits.memory)
-            ));
-        }
+        // A test of a number of iterations ends when its time is up.
         let seconds = self.duration().unwrap_or_default().as_secs_f64();
         let seconds = seconds * self.sizes.len() as f64 * f64::from(self.repeat);
-        if seconds > limits.seconds {
-            return Err(format!(
-                "{seconds} s, and the server allows {} s: --client-time there raises it",
-                limits.seconds
-            ));
+        let over = |wanted, option, limit| Err(format!("{wanted}, over the server's {option} of {limit}"));
+        if self.qps > limits.client_qps {
+            over(
+                format!("{} queue pairs", self.qps),
+                "--client-qps",
+                limits.client_qps.to_string(),
+            )
+        } else if memory > limits.client_memory {
+            let limit = show_bytes(limits.client_memory);
+            over(format!("{} of memory", show_bytes(memory)), "--client-memory", limit)
+        } else if seconds > limits.client_time {
+            over(
+                format!("{seconds} s"),
+                "--client-time",
+                format!("{} s", limits.client_time),
+            )
+        } else {
+            Ok(())
         }
-        Ok(())
     }
 
     /// The test's name in results: `write_bw`.
@@ -449,9 +438,6 @@ fn check_gpu(args: &TestArgs) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use proptest::collection::vec;
-    use proptest::prelude::*;
-
     use clap::Parser;
 
     use super::*;
@@ -519,6 +505,27 @@ mod tests {
     }
 
     #[test]
+    fn a_clients_plan_is_limited_by_the_server() {
+        let plan = plan("bw write -a -q 64 -D 10 --repeat 2").unwrap();
+        let memory = plan.registers_bytes() + 64 * (128 + 512) * WORK_REQUEST_BYTES;
+        let check = |client_qps, client_memory, client_time| {
+            plan.check_limits(&LimitArgs {
+                client_memory,
+                client_time,
+                client_qps,
+            })
+        };
+        assert_eq!(check(64, memory, 460.0), Ok(()));
+        for (refused, option) in [
+            (check(63, memory, 460.0), "--client-qps of 63"),
+            (check(64, memory - 1, 460.0), "--client-memory of"),
+            (check(64, memory, 459.9), "--client-time of 459.9 s"),
+        ] {
+            assert!(refused.unwrap_err().contains(option), "{option}");
+        }
+    }
+
+    #[test]
     fn windows_fit_the_memory_budget() {
         let bw = plan("bw write").unwrap();
         assert_eq!(bw.window(65536), 128);
@@ -534,42 +541,5 @@ mod tests {
         assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), bw);
         let extra = text.replacen('{', "{\"surprise\":1,", 1);
         assert!(serde_json::from_str::<Plan>(&extra).is_err());
-    }
-
-    proptest! {
-        /// Whatever numbers a client sends: a plan that the server admits is within its limits.
-        #[test]
-        fn a_clients_plan_is_limited_by_the_server(
-            sizes in vec(number(), 0..70),
-            extent in prop_oneof![
-                number().prop_map(TestLength::Iterations),
-                number().prop_map(TestLength::DefaultIterations),
-                (-1.0..1e6_f64).prop_map(TestLength::Seconds),
-            ],
-            [qps, tx_depth, rx_depth, repeat] in [number32(), number32(), number32(), number32()],
-        ) {
-            let limits = PlanLimits { memory: 1 << 30, seconds: 3600.0, qps: 128 };
-            let plan = Plan { sizes, extent, qps, tx_depth, rx_depth, repeat, post_list: 1, cq_mod: 1, ..plan("bw write").unwrap() };
-            if plan.check().is_ok() && plan.check_limits(&limits).is_ok() {
-                prop_assert!(plan.qps <= 128 && plan.registers_bytes() <= 1 << 30);
-                let sizes = plan.sizes.len() as u32 * plan.repeat;
-                prop_assert!(plan.duration().unwrap_or_default() * sizes <= Duration::from_secs(3601));
-                for &size in &plan.sizes {
-                    prop_assert!(plan.window(size) > 0 && plan.receives(size) > 0);
-                }
-            }
-        }
-    }
-
-    /// Any number, with those at the bounds more often.
-    fn number() -> impl Strategy<Value = u64> {
-        prop_oneof![
-            any::<u64>(),
-            (0..64_u32, 0..3_u64).prop_map(|(shift, more)| (1_u64 << shift) - 1 + more)
-        ]
-    }
-
-    fn number32() -> impl Strategy<Value = u32> {
-        prop_oneof![any::<u32>(), 0..200_u32, Just(1024)]
     }
 }

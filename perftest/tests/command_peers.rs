@@ -225,14 +225,22 @@ fn an_interrupted_test_prints_what_it_has_and_exits_130() {
     assert!(report["results"][0]["iterations"].as_u64() > Some(0), "{report}");
 }
 
-fn send(port: u16, messages: &[&str]) -> String {
+/// A connection that has sent the preamble and these messages.
+fn connect(port: u16, messages: &[&str]) -> TcpStream {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    stream.write_all(b"DOORBELL").unwrap();
+    let mut bytes = b"DOORBELL".to_vec();
     for message in messages {
-        stream.write_all(&(message.len() as u32).to_be_bytes()).unwrap();
-        stream.write_all(message.as_bytes()).unwrap();
+        bytes.extend((message.len() as u32).to_be_bytes());
+        bytes.extend(message.as_bytes());
     }
+    // A server may refuse the first part, and close.
+    let _ = stream.write_all(&bytes);
+    stream
+}
+
+fn send(port: u16, messages: &[&str]) -> String {
+    let mut stream = connect(port, messages);
     let mut received = Vec::new();
     // What was received before a reset counts as well.
     let _ = stream.read_to_end(&mut received);
@@ -306,6 +314,17 @@ fn refused_clients_are_a_line_each_and_the_next_is_served() {
             "{line}"
         );
     }
+}
+
+#[test]
+fn a_client_that_sends_no_plan_holds_no_server() {
+    let server = Server::start("bw write -d soft0");
+    let mut silent = connect(server.port, &[HELLO]);
+    // The preamble and the first byte of the server's hello, which the next client comes after.
+    silent.read_exact(&mut [0; 9]).unwrap();
+    let client = run(&format!("bw write -d soft0 -n 10 127.0.0.1 --port {}", server.port));
+    assert!(client.status.success(), "{}", stderr(&client));
+    assert_eq!(server.end(), (Some(0), String::new()));
 }
 
 #[test]

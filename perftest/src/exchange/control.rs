@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::handshake::{Admission, Handshake};
+use super::handshake::{ExpectedTest, Handshake};
 use super::{Message, frame, tcp};
 use crate::failure::{Failure, one_line, refused};
 use crate::interrupt::Interrupt;
@@ -33,31 +33,57 @@ const BACKLOG: usize = 16;
 pub(crate) struct Control {
     stream: TcpStream,
     peer: SocketAddr,
-    incoming: Mutex<Receiver<Result<Message, Failure>>>,
+    incoming: Mutex<Receiver<Result<Message, String>>>,
     attention: Arc<AtomicBool>,
     interrupt: Interrupt,
 }
 
+/// Reads up to a deadline, whatever the peer sends.
+struct LimitedReader {
+    stream: TcpStream,
+    deadline: Option<Instant>,
+}
+
+impl Read for LimitedReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let now = Instant::now();
+            // It fails when no time is left.
+            self.stream
+                .set_read_timeout(self.deadline.map(|deadline| deadline.saturating_duration_since(now)))?;
+            match self.stream.read(buffer) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                read => return read,
+            }
+        }
+    }
+}
+
 impl Control {
-    /// Over a connection past its preambles. A peer's test that takes longer than `most` fails.
-    fn new(stream: TcpStream, peer: SocketAddr, most: Option<Duration>, interrupt: &Interrupt) -> io::Result<Control> {
+    /// After what each side sends first. A test that lasts over `limit_s` fails.
+    fn new(stream: TcpStream, limit_s: Option<f64>, interrupt: &Interrupt) -> io::Result<Control> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
         tcp::set_keepalive(&stream)?;
+        let peer = stream.peer_addr()?;
         let attention = Arc::new(AtomicBool::new(false));
         let (sender, receiver) = sync_channel(BACKLOG);
         let mut reader = LimitedReader {
             stream: stream.try_clone()?,
-            deadline: most.map(|most| Instant::now() + most),
+            deadline: limit_s.map(|limit| Instant::now() + Duration::from_secs_f64(limit)),
         };
         let raise = Arc::clone(&attention);
         thread::Builder::new().name("control".into()).spawn(move || {
             loop {
                 let (received, last) = match frame::read(&mut reader) {
                     Ok(Some(message)) => (Ok(message), false),
-                    Ok(None) => (Err(lost(peer, CLOSED_REASON)), true),
-                    Err(e) if e.kind() == io::ErrorKind::TimedOut => (Err(Failure::test(too_long(peer, most))), true),
-                    Err(e) => (Err(lost(peer, &one_line(&e.to_string()))), true),
+                    Ok(None) => (Err(CLOSED_REASON.to_owned()), true),
+                    Err(_) if reader.deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
+                        let limit_s = limit_s.unwrap_or_default();
+                        let reason = format!("its test has taken the server's --client-time of {limit_s} s");
+                        (Ok(Message::Failed(reason)), true)
+                    }
+                    Err(e) => (Err(one_line(&e.to_string())), true),
                 };
                 let listening = sender.send(received).is_ok();
                 raise.store(true, Ordering::Release);
@@ -149,10 +175,11 @@ impl Control {
         }
     }
 
-    fn check(&self, received: Result<Message, Failure>) -> Result<Message, Failure> {
+    fn check(&self, received: Result<Message, String>) -> Result<Message, Failure> {
         match received {
             Ok(Message::Failed(reason)) => Err(Failure::test(format!("peer {}: {}", self.peer, one_line(&reason)))),
-            other => other,
+            Ok(message) => Ok(message),
+            Err(reason) => Err(self.lost(&reason)),
         }
     }
 
@@ -165,43 +192,10 @@ impl Control {
     }
 
     fn lost(&self, reason: &str) -> Failure {
-        lost(self.peer, reason)
-    }
-}
-
-fn lost(peer: SocketAddr, reason: &str) -> Failure {
-    Failure::Lost {
-        control: peer,
-        reason: reason.to_owned(),
-    }
-}
-
-fn too_long(peer: SocketAddr, most: Option<Duration>) -> String {
-    let seconds = most.unwrap_or_default().as_secs_f64();
-    format!("the test of {peer} took longer than {seconds} s, the most that the server allows: --client-time")
-}
-
-/// Reads up to a deadline, whatever the peer sends.
-#[derive(Debug)]
-struct LimitedReader {
-    stream: TcpStream,
-    deadline: Option<Instant>,
-}
-
-impl Read for LimitedReader {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let Some(deadline) = self.deadline else {
-            return self.stream.read(buffer);
-        };
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
+        Failure::Lost {
+            control: self.peer,
+            reason: reason.to_owned(),
         }
-        self.stream.set_read_timeout(Some(left))?;
-        self.stream.read(buffer).map_err(|e| match e.kind() {
-            io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
-            _ => e,
-        })
     }
 }
 
@@ -247,12 +241,11 @@ pub(crate) fn connect(host: &str, port: u16, interrupt: &Interrupt) -> Result<Co
             one_line(host)
         )
     })?;
-    let connected = || {
-        let peer = stream.peer_addr()?;
-        exchange_preambles(&stream, peer)?;
-        Control::new(stream, peer, None, interrupt)
-    };
-    connected().map_err(refused)
+    stream
+        .peer_addr()
+        .and_then(|peer| exchange_preambles(&stream, peer))
+        .and_then(|()| Control::new(stream, None, interrupt))
+        .map_err(refused)
 }
 
 #[derive(Debug)]
@@ -269,8 +262,8 @@ impl Listener {
         self.0.address()
     }
 
-    /// Waits for a client, and returns its plan as well. Connections that are not admitted are
-    /// refused with a line on stderr. A test that takes longer than `most` fails.
+    /// Waits for a client with the expected test, and returns its plan as well. Others are refused
+    /// with a line on stderr.
     ///
     /// # Errors
     /// [`Failure::Interrupted`]; [`Failure::Test`] when no client connected in time or the socket
@@ -278,22 +271,17 @@ impl Listener {
     pub(crate) fn accept(
         &mut self,
         within: Option<Duration>,
-        most: Option<Duration>,
-        admission: &dyn Admission,
+        expected: &ExpectedTest<'_>,
         interrupt: &Interrupt,
     ) -> Result<(Control, Plan), Failure> {
         let deadline = within.map(|within| Instant::now() + within);
+        let limit_s = expected.limits.map(|limits| limits.client_time);
         loop {
-            let advance = |stream: &_, peer, handshake: &mut Handshake| handshake.advance(stream, peer, admission);
-            let admitted = self.0.accept(deadline, interrupt, advance)?;
-            let tcp::Admitted {
-                stream,
-                peer,
-                handshake: plan,
-            } = admitted;
+            let advance = |stream: &TcpStream, handshake: &mut Handshake| handshake.advance(stream, expected);
+            let (stream, peer, plan) = self.0.accept(deadline, interrupt, advance)?;
             match stream
                 .set_nonblocking(false)
-                .and_then(|()| Control::new(stream, peer, most, interrupt))
+                .and_then(|()| Control::new(stream, limit_s, interrupt))
             {
                 Ok(control) => return Ok((control, plan)),
                 Err(e) => eprintln!("doorbell: refused {peer}: {}", one_line(&e.to_string())),

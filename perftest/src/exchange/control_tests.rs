@@ -3,53 +3,55 @@
 use std::net::Ipv4Addr;
 use std::thread::JoinHandle;
 
+use clap::Parser;
+
 use super::*;
-use crate::exchange::{Hello, check_hello};
+use crate::cli::{Cli, Command, LimitArgs};
+use crate::exchange::{Hello, introduce};
+use crate::plan::Kind;
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-struct Anyone;
-
-impl Admission for Anyone {
-    fn check_hello(&self, hello: &Hello) -> Result<(), String> {
-        check_hello(hello)
-    }
-
-    fn check_plan(&self, plan: &Plan) -> Result<(), String> {
-        plan.check()
-    }
+fn plan() -> Plan {
+    let Command::Bw(args) = Cli::parse_from(["doorbell", "bw", "write"]).command else {
+        panic!("a bandwidth test");
+    };
+    Plan::bw(&args).unwrap()
 }
 
-fn plan() -> Message {
-    let text = r#"{"plan":{"kind":"bw","verb":"write","sizes":[64],"extent":{"iterations":1},"warmup":0,"qps":1,"tx_depth":1,"rx_depth":2,"post_list":1,"cq_mod":1,"inline":0,"inline_required":false,"mtu":null,"verify":false,"seed":1,"timeout":14,"retry":7}}"#;
-    serde_json::from_str(text).unwrap()
-}
-
-/// A client that sends its plan.
-fn client(address: SocketAddr) -> JoinHandle<Result<Control, Failure>> {
+fn client(address: SocketAddr) -> JoinHandle<Control> {
     thread::spawn(move || {
-        let control = connect("127.0.0.1", address.port(), &Interrupt::default())?;
-        control.send(&Message::Hello(Hello::ours(None)))?;
-        control.receive(Some(REPLY_TIMEOUT), "its hello")?;
-        control.send(&plan())?;
-        Ok(control)
+        let client = connect("127.0.0.1", address.port(), &Interrupt::default()).unwrap();
+        introduce(&client, &plan(), None).unwrap();
+        client
     })
 }
 
-fn accept(listener: &mut Listener, most: Option<Duration>) -> Result<Control, Failure> {
-    let accepted = listener.accept(Some(REPLY_TIMEOUT), most, &Anyone, &Interrupt::default());
+fn try_accept(listener: &mut Listener, within: Duration, limits: Option<&LimitArgs>) -> Result<Control, Failure> {
+    let expected = ExpectedTest {
+        kind: Kind::Bw,
+        verb: "write",
+        gpu: false,
+        token: None,
+        limits,
+    };
+    let accepted = listener.accept(Some(within), &expected, &Interrupt::default());
     accepted.map(|(control, _)| control)
 }
 
-fn pair_for(most: Option<Duration>) -> (Control, Control) {
+fn accept(listener: &mut Listener, limits: Option<&LimitArgs>) -> Control {
+    try_accept(listener, REPLY_TIMEOUT, limits).unwrap()
+}
+
+fn pair_with(limits: Option<&LimitArgs>) -> (Control, Control) {
     let mut listener = Listener::bind(LOOPBACK, 0).unwrap();
     let client = client(listener.address());
-    let server = accept(&mut listener, most).unwrap();
-    (client.join().unwrap().unwrap(), server)
+    let server = accept(&mut listener, limits);
+    (client.join().unwrap(), server)
 }
 
 fn pair() -> (Control, Control) {
-    pair_for(None)
+    pair_with(None)
 }
 
 #[test]
@@ -105,61 +107,85 @@ fn connections_of_other_protocols_are_refused_and_the_next_is_served() {
     let mut other_protocol = TcpStream::connect(listener.address()).unwrap();
     other_protocol.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     let client = client(listener.address());
-    let server = accept(&mut listener, None).unwrap();
-    let client = client.join().unwrap().unwrap();
-    client.send(&Message::Ready).unwrap();
-    assert_eq!(server.receive(Some(REPLY_TIMEOUT), "ready").unwrap(), Message::Ready);
+    let server = accept(&mut listener, None);
+    assert_eq!(server.peer(), local_address(&client.join().unwrap().stream));
 }
 
-/// Silent at every step of the handshake, and more than are kept.
+fn local_address(stream: &TcpStream) -> SocketAddr {
+    stream.local_addr().unwrap()
+}
+
 #[test]
 fn silent_connections_delay_no_client() {
     let mut listener = Listener::bind(LOOPBACK, 0).unwrap();
+    listener.0.handshake_timeout = Duration::MAX;
     let address = listener.address();
-    let hello = {
-        let mut bytes = frame::PREAMBLE.to_vec();
-        frame::write(&mut bytes, &Message::Hello(Hello::ours(None))).unwrap();
-        bytes
-    };
-    let silent: Vec<_> = (0..100)
-        .map(|number| {
-            let mut stream = TcpStream::connect(address).unwrap();
-            let sent = [0, 4, 8, 10, hello.len() - 1, hello.len()][number % 6];
-            stream.write_all(&hello[..sent]).unwrap();
-            stream
-        })
-        .collect();
+    let mut handshake = frame::PREAMBLE.to_vec();
+    frame::write(&mut handshake, &Message::Hello(Hello::ours(None))).unwrap();
+    let hello = handshake.len();
+    frame::write(&mut handshake, &Message::Plan(plan())).unwrap();
+    // Between the messages and inside each.
+    let silent_after = [0, 4, 8, 10, hello - 1, hello, hello + 2, handshake.len() - 1];
+    let silent = silent_after.map(|sent| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(&handshake[..sent]).unwrap();
+        stream
+    });
     let client = client(address);
-    let server = accept(&mut listener, None).unwrap();
-    let client = client.join().unwrap().unwrap();
-    client.send(&Message::Ready).unwrap();
-    assert_eq!(server.receive(Some(REPLY_TIMEOUT), "ready").unwrap(), Message::Ready);
-    drop(silent);
+    let server = accept(&mut listener, None);
+    assert_eq!(server.peer(), local_address(&client.join().unwrap().stream));
+    // They came before it and still wait: each is served once it has sent the rest.
+    for (mut stream, sent) in silent.into_iter().zip(silent_after) {
+        stream.write_all(&handshake[sent..]).unwrap();
+        assert_eq!(accept(&mut listener, None).peer(), local_address(&stream));
+    }
+}
+
+/// Sends a frame of spaces byte by byte, and fails unless the peer closes the connection first.
+fn drip(mut stream: &TcpStream) {
+    stream.write_all(&1000_u32.to_be_bytes()).unwrap();
+    let all_sent = (0..1000).all(|_| {
+        thread::sleep(Duration::from_millis(10));
+        stream.write_all(b" ").is_ok()
+    });
+    assert!(!all_sent);
+}
+
+#[test]
+fn bytes_do_not_extend_the_time_of_a_handshake() {
+    let mut listener = Listener::bind(LOOPBACK, 0).unwrap();
+    listener.0.handshake_timeout = Duration::from_millis(200);
+    let address = listener.address();
+    let dripping = thread::spawn(move || {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(&frame::PREAMBLE).unwrap();
+        drip(&stream);
+    });
+    while !dripping.is_finished() {
+        try_accept(&mut listener, Duration::from_millis(20), None).unwrap_err();
+    }
+    dripping.join().unwrap();
 }
 
 #[test]
 fn a_time_limit_is_a_failure_with_its_reason() {
-    let (client, server) = pair_for(Some(Duration::from_millis(300)));
-    let said = server.receive(None, "its finish").unwrap_err().to_string();
-    assert!(
-        said.contains("longer than 0.3 s") && said.contains("--client-time"),
-        "{said}"
-    );
-    assert!(server.attention(), "a measurement polls it");
-    // A frame that arrives byte by byte.
-    let (slow, server) = pair_for(Some(Duration::from_millis(300)));
-    let dripping = thread::spawn(move || {
-        let bytes = [&1000_u32.to_be_bytes()[..], &[b' '; 1000]].concat();
-        bytes.chunks(1).all(|byte| {
-            thread::sleep(Duration::from_millis(20));
-            (&slow.stream).write_all(byte).is_ok()
-        })
-    });
-    let said = server.receive(None, "its finish").unwrap_err().to_string();
-    assert!(said.contains("--client-time"), "{said}");
+    let limits = LimitArgs {
+        client_memory: 1 << 30,
+        client_time: 0.3,
+        client_qps: 1,
+    };
+    let is_late = |server: &Control| {
+        let said = server.receive(None, "its finish").unwrap_err().to_string();
+        assert!(said.ends_with("the server's --client-time of 0.3 s"), "{said}");
+        assert!(server.attention(), "a measurement polls it");
+    };
+    let (_silent, server) = pair_with(Some(&limits));
+    is_late(&server);
+    let (client, server) = pair_with(Some(&limits));
+    let dripping = thread::spawn(move || drip(&client.stream));
+    is_late(&server);
     drop(server);
-    assert!(!dripping.join().unwrap(), "the server has closed");
-    drop(client);
+    dripping.join().unwrap();
 }
 
 #[test]

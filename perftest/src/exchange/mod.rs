@@ -27,5 +27,5 @@ mod message;
 pub(crate) mod tcp;
 
 pub(crate) use control::{Control, Listener, REPLY_TIMEOUT, connect};
-pub(crate) use handshake::Admission;
-pub(crate) use message::{Accepted, Finish, GpuEnd, Hello, Message, Outcome, QpSetup, Setup, check_hello};
+pub(crate) use handshake::{ExpectedTest, introduce};
+pub(crate) use message::{Accepted, Finish, GpuEnd, Hello, Message, Outcome, QpSetup, Setup};

@@ -1,14 +1,15 @@
 //! TCP between the two ends of a test: the client retries while the server may still be starting,
 //! and the server accepts many connections of which one becomes its client.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect as connect_to, setsockopt, socket, sockopt,
 };
@@ -20,12 +21,13 @@ use crate::interrupt::Interrupt;
 /// How long a client retries while the server refuses.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const RETRY_DELAY: Duration = Duration::from_millis(50);
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// How often a wait checks for Ctrl-C and deadlines.
+const POLL_INTERVAL_MS: u8 = 50;
 /// How long an accepted connection may take to become the client.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Connections in their handshake, of all addresses and of one; of more the oldest is dropped.
+/// Connections in their handshake. When there are more, the oldest one of the host with most is
+/// dropped.
 const MAX_PENDING: usize = 64;
-const MAX_PENDING_OF_SOURCE: usize = 8;
 
 /// Connects to the first address that answers, from `source` if given.
 ///
@@ -89,13 +91,14 @@ pub(crate) fn set_keepalive(stream: &TcpStream) -> io::Result<()> {
     Ok(setsockopt(stream, sockopt::KeepAlive, &true)?)
 }
 
-/// A server's listening socket, and the connections that are not its client yet; `H` is what each
-/// has got to.
+/// A server's listening socket, and the connections that are not its client yet, each with its
+/// handshake's state `H`.
 #[derive(Debug)]
 pub(crate) struct Acceptor<H> {
     socket: TcpListener,
     address: SocketAddr,
-    pending: VecDeque<Pending<H>>,
+    pending: Vec<Pending<H>>,
+    pub(super) handshake_timeout: Duration,
 }
 
 #[derive(Debug)]
@@ -104,14 +107,6 @@ struct Pending<H> {
     peer: SocketAddr,
     accepted_at: Instant,
     handshake: H,
-}
-
-/// A client: its connection, and what its handshake gave.
-#[derive(Debug)]
-pub(crate) struct Admitted<T> {
-    pub(crate) stream: TcpStream,
-    pub(crate) peer: SocketAddr,
-    pub(crate) handshake: T,
 }
 
 impl<H: Default> Acceptor<H> {
@@ -124,12 +119,11 @@ impl<H: Default> Acceptor<H> {
         let listen = || {
             let socket = TcpListener::bind(address)?;
             socket.set_nonblocking(true)?;
-            let address = socket.local_addr()?;
-            let pending = VecDeque::new();
             Ok(Acceptor {
+                address: socket.local_addr()?,
                 socket,
-                address,
-                pending,
+                pending: Vec::new(),
+                handshake_timeout: HANDSHAKE_TIMEOUT,
             })
         };
         listen().map_err(|e: io::Error| {
@@ -152,8 +146,10 @@ impl<H: Default> Acceptor<H> {
         self.address
     }
 
-    /// The first connection whose handshake is complete: `advance` takes each a step further, and
-    /// returns its result, or why it is refused. A silent connection keeps no other waiting.
+    /// The first connection that completes its handshake, with its result. `advance` takes a
+    /// handshake as far as the bytes go that have arrived, without blocking, or fails with the
+    /// reason to refuse the connection, which is a line on stderr. The others stay for the next
+    /// call.
     ///
     /// # Errors
     /// [`Failure::Interrupted`]; [`Failure::Test`] when no client connected in time or the socket
@@ -162,15 +158,16 @@ impl<H: Default> Acceptor<H> {
         &mut self,
         deadline: Option<Instant>,
         interrupt: &Interrupt,
-        mut advance: impl FnMut(&TcpStream, SocketAddr, &mut H) -> Result<Option<T>, String>,
-    ) -> Result<Admitted<T>, Failure> {
+        mut advance: impl FnMut(&TcpStream, &mut H) -> Result<Option<T>, String>,
+    ) -> Result<(TcpStream, SocketAddr, T), Failure> {
         loop {
             if interrupt.requested() {
                 return Err(Failure::Interrupted);
             }
-            self.accept_pending()?;
-            if let Some(admitted) = self.advance_all(&mut advance) {
-                return Ok(admitted);
+            // One at a time, so that none with a complete handshake is dropped for another.
+            let accepted = self.accept_one()?;
+            if let Some(client) = self.advance_all(&mut advance) {
+                return Ok(client);
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Err(Failure::test(format!(
@@ -178,84 +175,76 @@ impl<H: Default> Acceptor<H> {
                     self.address
                 )));
             }
-            thread::sleep(POLL_INTERVAL);
-        }
-    }
-
-    fn accept_pending(&mut self) -> Result<(), Failure> {
-        for _ in 0..MAX_PENDING {
-            match self.socket.accept() {
-                Ok((stream, peer)) => self.insert(stream, peer),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
-                // Those of silent connections come back.
-                Err(e) if is_exhausted(&e) && !self.pending.is_empty() => {
-                    self.pending.pop_front();
-                }
-                Err(e) => {
-                    return Err(Failure::test(format!(
-                        "cannot accept on {}: {}",
-                        self.address,
-                        one_line(&e.to_string())
-                    )));
-                }
+            if !accepted {
+                let sockets = self.pending.iter().map(|pending| pending.stream.as_fd());
+                let sockets = sockets.chain([self.socket.as_fd()]);
+                let mut sockets: Vec<_> = sockets.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+                // A signal ends it early.
+                let _ = poll(&mut sockets, POLL_INTERVAL_MS);
             }
         }
-        Ok(())
     }
 
-    fn insert(&mut self, stream: TcpStream, peer: SocketAddr) {
-        let is_of_source = |one: &Pending<H>| one.peer.ip() == peer.ip();
-        let of_source = self.pending.iter().filter(|one| is_of_source(one)).count();
-        if of_source >= MAX_PENDING_OF_SOURCE {
-            let oldest = self.pending.iter().position(is_of_source);
-            oldest.and_then(|oldest| self.pending.remove(oldest));
-        } else if self.pending.len() >= MAX_PENDING {
-            self.pending.pop_front();
+    /// Returns whether there may be more to accept.
+    fn accept_one(&mut self) -> Result<bool, Failure> {
+        match self.socket.accept() {
+            Ok((stream, peer)) => {
+                if self.pending.len() == MAX_PENDING {
+                    self.drop_one();
+                }
+                // A connection whose mode cannot be set has failed.
+                if stream.set_nonblocking(true).is_ok() {
+                    self.pending.push(Pending {
+                        stream,
+                        peer,
+                        accepted_at: Instant::now(),
+                        handshake: H::default(),
+                    });
+                }
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
+            Err(e) => {
+                return Err(Failure::test(format!(
+                    "cannot accept on {}: {}",
+                    self.address,
+                    one_line(&e.to_string())
+                )));
+            }
         }
-        // A connection whose mode cannot be set has failed.
-        if stream.set_nonblocking(true).is_ok() {
-            self.pending.push_back(Pending {
-                stream,
-                peer,
-                accepted_at: Instant::now(),
-                handshake: H::default(),
-            });
-        }
+        Ok(true)
+    }
+
+    /// Drops the oldest connection of the host with most: a host with one is the last to lose it.
+    fn drop_one(&mut self) {
+        let of_host = |host| self.pending.iter().filter(|pending| pending.peer.ip() == host).count();
+        let oldest = (0..self.pending.len()).min_by_key(|&at| Reverse(of_host(self.pending[at].peer.ip())));
+        oldest.map(|oldest| self.pending.remove(oldest));
     }
 
     fn advance_all<T>(
         &mut self,
-        advance: &mut impl FnMut(&TcpStream, SocketAddr, &mut H) -> Result<Option<T>, String>,
-    ) -> Option<Admitted<T>> {
+        advance: &mut impl FnMut(&TcpStream, &mut H) -> Result<Option<T>, String>,
+    ) -> Option<(TcpStream, SocketAddr, T)> {
         let mut at = 0;
-        while let Some(one) = self.pending.get_mut(at) {
-            let reason = match advance(&one.stream, one.peer, &mut one.handshake) {
-                Ok(Some(handshake)) => {
-                    let Pending { stream, peer, .. } = self.pending.remove(at)?;
-                    return Some(Admitted {
-                        stream,
-                        peer,
-                        handshake,
-                    });
+        while let Some(pending) = self.pending.get_mut(at) {
+            let reason = match advance(&pending.stream, &mut pending.handshake) {
+                Ok(Some(result)) => {
+                    let Pending { stream, peer, .. } = self.pending.remove(at);
+                    return Some((stream, peer, result));
                 }
-                Ok(None) if one.accepted_at.elapsed() < HANDSHAKE_TIMEOUT => {
+                Ok(None) if pending.accepted_at.elapsed() < self.handshake_timeout => {
                     at += 1;
                     continue;
                 }
                 Ok(None) => "it does not answer".to_owned(),
                 Err(reason) => reason,
             };
-            eprintln!("doorbell: refused {}: {}", one.peer, one_line(&reason));
+            eprintln!("doorbell: refused {}: {}", pending.peer, one_line(&reason));
             self.pending.remove(at);
         }
         None
     }
-}
-
-fn is_exhausted(e: &io::Error) -> bool {
-    let errno = Errno::from_raw(e.raw_os_error().unwrap_or(0));
-    matches!(errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM)
 }
 
 #[cfg(test)]
@@ -265,43 +254,44 @@ mod tests {
     use super::*;
 
     fn from(source: [u8; 4], to: SocketAddr) -> TcpStream {
-        let deadline = Instant::now() + CONNECT_TIMEOUT;
-        attempt(to, Some(source.into()), deadline).unwrap()
+        attempt(to, Some(source.into()), Instant::now() + CONNECT_TIMEOUT).unwrap()
     }
 
-    fn accept(acceptor: &mut Acceptor<()>, within: Duration) -> Result<Admitted<()>, Failure> {
-        let deadline = Some(Instant::now() + within);
-        let sends = |stream: &TcpStream, _, (): &mut ()| Ok(stream.peek(&mut [0]).is_ok().then_some(()));
-        acceptor.accept(deadline, &Interrupt::default(), sends)
+    /// The address of the first client that sends a byte.
+    fn next_client(acceptor: &mut Acceptor<()>) -> SocketAddr {
+        let sends = |stream: &TcpStream, (): &mut ()| Ok(stream.peek(&mut [0]).is_ok().then_some(()));
+        acceptor.accept(None, &Interrupt::default(), sends).unwrap().1
+    }
+
+    fn acceptor() -> Acceptor<()> {
+        let mut acceptor = Acceptor::bind(([127, 0, 0, 1], 0).into(), "", "").unwrap();
+        acceptor.handshake_timeout = Duration::MAX;
+        acceptor
     }
 
     #[test]
-    fn connections_of_one_address_do_not_displace_those_of_another() {
-        let mut acceptor = Acceptor::bind(([127, 0, 0, 1], 0).into(), "", "").unwrap();
+    fn connections_of_one_host_do_not_displace_those_of_another() {
+        let mut acceptor = acceptor();
         let to = acceptor.address();
         let mut client = from([127, 0, 0, 2], to);
-        let first: Vec<_> = (0..MAX_PENDING).map(|_| from([127, 0, 0, 3], to)).collect();
-        // Those that were accepted stay from one call to the next.
-        accept(&mut acceptor, Duration::ZERO).unwrap_err();
-        let second: Vec<_> = (0..MAX_PENDING).map(|_| from([127, 0, 0, 3], to)).collect();
-        accept(&mut acceptor, Duration::ZERO).unwrap_err();
-        assert!(acceptor.pending.len() <= 1 + MAX_PENDING_OF_SOURCE);
+        let mut flood: Vec<_> = (0..=2 * MAX_PENDING).map(|_| from([127, 0, 0, 3], to)).collect();
+        // Connections are accepted in their order: all, when the last one is served.
+        let last = flood.last_mut().unwrap();
+        last.write_all(b"x").unwrap();
+        assert_eq!(next_client(&mut acceptor), last.local_addr().unwrap());
         client.write_all(b"x").unwrap();
-        let admitted = accept(&mut acceptor, CONNECT_TIMEOUT).unwrap();
-        assert_eq!(admitted.peer, client.local_addr().unwrap());
-        drop((first, second));
+        assert_eq!(next_client(&mut acceptor), client.local_addr().unwrap());
     }
 
     #[test]
-    fn of_too_many_addresses_the_oldest_connection_is_dropped() {
-        let mut acceptor = Acceptor::bind(([127, 0, 0, 1], 0).into(), "", "").unwrap();
+    fn of_too_many_hosts_the_oldest_connections_are_dropped() {
+        let mut acceptor = acceptor();
         let to = acceptor.address();
-        let all: Vec<_> = (0..MAX_PENDING as u8 + 6)
-            .map(|number| from([127, 0, 1, number + 1], to))
-            .collect();
-        accept(&mut acceptor, Duration::ZERO).unwrap_err();
-        accept(&mut acceptor, Duration::ZERO).unwrap_err();
-        assert_eq!(acceptor.pending.len(), MAX_PENDING);
+        let hosts = MAX_PENDING as u8 + 6;
+        let mut all: Vec<_> = (0..hosts).map(|host| from([127, 0, 1, host + 1], to)).collect();
+        all.last_mut().unwrap().write_all(b"x").unwrap();
+        next_client(&mut acceptor);
+        assert_eq!(acceptor.pending.len(), MAX_PENDING - 1);
         assert_eq!(acceptor.pending[0].peer, all[6].local_addr().unwrap());
     }
 }

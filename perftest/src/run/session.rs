@@ -8,11 +8,9 @@ use super::lat::{self, pingpong::PingPongMemory};
 use super::meter::Meter;
 use super::test_end::{QpMemory, Test, TestEnd, usable_inline};
 use crate::device::Device;
-use crate::exchange::{
-    Accepted, Admission, Control, Finish, GpuEnd, Hello, Message, Outcome, REPLY_TIMEOUT, check_hello,
-};
-use crate::failure::{Failure, one_line};
-use crate::plan::{Kind, Plan, PlanLimits, Verb};
+use crate::exchange::{Accepted, Control, Finish, GpuEnd, Message, Outcome, REPLY_TIMEOUT, introduce};
+use crate::failure::Failure;
+use crate::plan::{Kind, Plan, Verb};
 use crate::report::{BandwidthRow, CoordinatedOmission, LatencyRow, Row, RowParams};
 use crate::stats::{Clock, CpuMeter, Latency, Timeline, Trip};
 
@@ -76,16 +74,6 @@ pub(crate) fn client(
         control.send(&Message::Bye)
     };
     run().inspect_err(|failure| control.send_failure(failure))
-}
-
-/// The client's side of the handshake: all before the server's answer to the plan.
-pub(super) fn introduce(control: &Control, plan: &Plan, token: Option<String>) -> Result<(), Failure> {
-    control.send(&Message::Hello(Hello::ours(token)))?;
-    match control.receive(Some(REPLY_TIMEOUT), "its hello")? {
-        Message::Hello(peer) => check_hello(&peer).map_err(Failure::Test)?,
-        other => return Err(control.unexpected(&other, "hello")),
-    }
-    control.send(&Message::Plan(plan.clone()))
 }
 
 /// Measures one size, with its repeats. Returns the row, and the failure if it ended early.
@@ -223,49 +211,7 @@ fn check_outcome(test: &Test<'_>, sent: &[u64], outcome: &Outcome) -> Result<(),
     Ok(())
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ExpectedTest<'a> {
-    pub(crate) kind: Kind,
-    pub(crate) verb: &'static str,
-    /// Whether the server's messages are in GPU memory.
-    pub(crate) gpu: bool,
-    /// The token that the client must send, if any.
-    pub(crate) token: Option<&'a str>,
-    /// What a client that has no token may request.
-    pub(crate) limits: Option<PlanLimits>,
-}
-
-impl Admission for ExpectedTest<'_> {
-    fn check_hello(&self, hello: &Hello) -> Result<(), String> {
-        if self.token.is_some_and(|token| hello.token.as_deref() != Some(token)) {
-            return Err("the client is not the process that started this one".to_owned());
-        }
-        check_hello(hello)
-    }
-
-    fn check_plan(&self, plan: &Plan) -> Result<(), String> {
-        if plan.kind != self.kind || plan.verb.name() != self.verb {
-            return Err(format!(
-                "the server runs 'doorbell {}', the client 'doorbell {}': start the same on both ends",
-                Plan::command(self.kind, self.verb),
-                plan.command_name()
-            ));
-        }
-        let refused = |reason: String| format!("the client's test is refused: {}", one_line(&reason));
-        plan.check().map_err(refused)?;
-        self.limits
-            .map_or(Ok(()), |limits| plan.check_limits(&limits))
-            .map_err(refused)?;
-        if self.gpu && !plan.gpu {
-            return Err(
-                "the server's messages are in GPU memory: the client needs --gpu too, with a GPU or host".to_owned(),
-            );
-        }
-        Ok(())
-    }
-}
-
-/// Serves a client whose plan is admitted.
+/// Serves a client whose plan is accepted.
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when the test failed.

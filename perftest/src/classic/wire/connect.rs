@@ -64,13 +64,13 @@ pub(crate) fn listen(source: Option<IpAddr>, port: u16, ipv6: bool) -> Result<Ac
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when the socket fails.
 pub(crate) fn accept(mut listener: Acceptor<()>, interrupt: &Interrupt) -> Result<ControlConnection, Failure> {
-    let admitted = listener.accept(None, interrupt, |stream, _, ()| match stream.peek(&mut [0]) {
+    let (stream, peer, ()) = listener.accept(None, interrupt, |stream, ()| match stream.peek(&mut [0]) {
         Ok(0) => Err("it closed the connection".to_owned()),
         Ok(_) => Ok(Some(())),
         Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
         Err(e) => Err(e.to_string()),
     })?;
-    ControlConnection::new(admitted.stream, admitted.peer, Role::Server, interrupt)
+    ControlConnection::new(stream, peer, Role::Server, interrupt)
 }
 
 #[cfg(test)]
