@@ -34,7 +34,10 @@ impl NumberKey {
             Purpose::Transaction => (3, 0),
             Purpose::Psn => (4, 0),
         };
-        #[expect(deprecated, reason = "the only keyed hash of the standard library whose key can be given")]
+        #[expect(
+            deprecated,
+            reason = "the only keyed hash of the standard library whose key can be given"
+        )]
         let mut hasher = std::hash::SipHasher::new_with_keys(self.0[0], self.0[1]);
         hasher.write_u64(purpose << 32 | u64::from(block));
         hasher.write_u64(index);

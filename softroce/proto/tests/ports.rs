@@ -81,7 +81,9 @@ fn packets_from_another_port_change_nothing() {
     let request = forge(&pair, 1, Opcode::RcSendOnly, first, &Extension::Bare);
     let before = pair.completed(1, RECV_CQ);
     for port in [40_000, 50_000] {
-        [&ack, &nak].iter().for_each(|forged| arrive(&mut pair, 0, port, forged));
+        [&ack, &nak]
+            .iter()
+            .for_each(|forged| arrive(&mut pair, 0, port, forged));
         arrive(&mut pair, 1, port, &request);
     }
     assert_eq!((pair.state(0), pair.completed(0, SEND_CQ)), (State::Rts, success([1])));
@@ -97,7 +99,10 @@ fn packets_from_another_port_change_nothing() {
     let sent = pair.transmit_one(0).unwrap();
     let nak = response(&pair, 0, sent.packet().bth.psn, Syndrome::Nak(Nak::InvalidRequest));
     arrive(&mut pair, 0, ROCE_PORT, &nak);
-    assert_eq!(pair.completed(0, SEND_CQ).last(), Some(&(3, Status::RemoteInvalidRequest)));
+    assert_eq!(
+        pair.completed(0, SEND_CQ).last(),
+        Some(&(3, Status::RemoteInvalidRequest))
+    );
 }
 
 #[test]

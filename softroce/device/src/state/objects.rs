@@ -97,7 +97,9 @@ impl Core {
     /// The port of a peer at this address is known: that of the process that owns its number.
     pub(crate) fn pin_known_port(&mut self, qpn: Qpn) {
         if let Some(set) = self.endpoint.query_qp(qpn).map(|qp| qp.set)
-            && set.path.is_some_and(|path| path.link.is_none() && path.remote == self.demux.address.ip())
+            && set
+                .path
+                .is_some_and(|path| path.link.is_none() && path.remote == self.demux.address.ip())
             && let Some(owner) = set.dest_qpn.and_then(|peer| self.demux.host.owner_of(peer))
             && let Some(port) = self.demux.host.udp_port(owner)
         {

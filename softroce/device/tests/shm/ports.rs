@@ -38,5 +38,8 @@ fn no_other_socket_of_the_address_is_taken_for_the_peer() {
     peer.send(2, 0, LEN);
     victim.wait(1);
     peer.wait(1);
-    assert!(victim.memory.is_all(0, LEN, 0x5a), "the first packet was not the peer's");
+    assert!(
+        victim.memory.is_all(0, LEN, 0x5a),
+        "the first packet was not the peer's"
+    );
 }

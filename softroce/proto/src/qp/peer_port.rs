@@ -23,7 +23,8 @@ impl PeerPort {
     }
 
     pub(crate) fn admits(self, port: u16) -> bool {
-        self.0.is_none_or(|pinned| port == pinned || pinned >= FIRST_ENTROPY_PORT && port >= FIRST_ENTROPY_PORT)
+        self.0
+            .is_none_or(|pinned| port == pinned || pinned >= FIRST_ENTROPY_PORT && port >= FIRST_ENTROPY_PORT)
     }
 }
 

@@ -114,7 +114,11 @@ fn routes() {
 #[test]
 fn ids_transactions_and_psns_cannot_be_predicted() {
     const COUNT: usize = 64;
-    let Net { cms: [mut active, mut passive], now, .. } = Net::new();
+    let Net {
+        cms: [mut active, mut passive],
+        now,
+        ..
+    } = Net::new();
     passive.listen(SERVICE, COUNT * 2).unwrap();
     let mut seen = [const { Vec::new() }; 3];
     for qpn in 0..COUNT {
