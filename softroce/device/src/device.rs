@@ -355,17 +355,26 @@ fn join(config: &DeviceConfig) -> Result<(Host, Link), OpenError> {
     if let Some(address) = config.address {
         return bind(address, BIND_RETRY).map_err(failed);
     }
+    let mut first_reason = None;
     for last in 1..=LAST_TRIED {
         let patience = if last == 1 { BIND_RETRY } else { Duration::ZERO };
-        match bind(IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)), patience) {
+        let address = Ipv4Addr::new(127, 0, 0, last);
+        match bind(IpAddr::V4(address), patience) {
             Err(BindError::AddressInUse { .. }) => {}
-            Err(BindError::NotShared(error)) if error.is_of_address() => {}
+            Err(BindError::NotShared(error)) if error.is_of_address() => {
+                first_reason.get_or_insert(error);
+            }
             // A network namespace without IPv4.
             Err(error @ BindError::AddressNotAvailable { .. }) if last == 1 => {
                 let other = bind(IpAddr::V6(Ipv6Addr::LOCALHOST), BIND_RETRY);
                 return other.map_err(|_| failed(error));
             }
-            other => return other.map_err(failed),
+            other => {
+                if let Some(reason) = first_reason {
+                    tracing::warn!(%reason, "{} has the address {address}", config.name);
+                }
+                return other.map_err(failed);
+            }
         }
     }
     Err(OpenError::NoFreeAddress {

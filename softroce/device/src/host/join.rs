@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use doorbell_roce_proto::qp::FIRST_ENTROPY_PORT;
-use doorbell_trust::is_own_user;
+use doorbell_trust::{is_definite, is_own_user};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::fork::{self, CloseOnFork};
@@ -36,12 +36,22 @@ const QUERY_STAGGER: Duration = Duration::from_millis(20);
 /// The first of the ports that members without the group's port may take.
 const FIRST_OWN_PORT: u16 = 0x8000;
 
+fn describe_user(uid: u32) -> String {
+    let overflow = if is_definite(uid) {
+        ""
+    } else {
+        " (the overflow uid: one outside this user namespace)"
+    };
+    format!("the user with uid {uid}{overflow}")
+}
+
 /// Why a process cannot join a group.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// Processes of another user have the address.
+    /// Processes of another user have the address, or of a user that is not known.
     #[error(
-        "{address} is in use by soft devices of the user with uid {uid}: processes of different users cannot share an address; choose another"
+        "{address} is in use by soft devices of {}: processes of different users cannot share an address; choose another",
+        describe_user(*uid)
     )]
     OtherUser {
         /// The address.
@@ -217,20 +227,25 @@ fn query_registry(names: &GroupNames, slots: u16, deadline: Instant) -> Result<O
     let failed = |source| JoinError::Io { address, source };
     let mut queried = Vec::new();
     let mut unresponsive = None;
+    // Any user can hold a free name of a group: that does not hide its members.
+    let mut stranger = None;
     for slot in 0..slots {
         let socket = match socket::connect_to(&names.slot(slot)) {
             Ok(socket) => socket,
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
-            // Its backlog of thousands of connections is full.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                unresponsive = Some(0);
-                continue;
-            }
-            Err(error) => return Err(failed(error)),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ECONNREFUSED) => continue,
+                // Its backlog of thousands of connections is full, or it is no soft device's.
+                Some(libc::EAGAIN | libc::EPROTOTYPE) => {
+                    unresponsive = Some(0);
+                    continue;
+                }
+                _ => return Err(failed(error)),
+            },
         };
         let peer = socket::credentials(&socket).map_err(failed)?;
         if !is_own_user(peer.uid) {
-            return Err(JoinError::OtherUser { address, uid: peer.uid });
+            stranger = Some(peer.uid);
+            continue;
         }
         // If it fails the connection hangs up as well.
         let _ = peers::send(&socket, ControlRecord::QueryRegistry, &[]);
@@ -245,10 +260,10 @@ fn query_registry(names: &GroupNames, slots: u16, deadline: Instant) -> Result<O
         return Ok(Some(introduction));
     }
     match queried.first().map(|member| member.pid).or(unresponsive) {
-        None => Ok(None),
+        None => stranger.map_or(Ok(None), |uid| Err(JoinError::OtherUser { address, uid })),
         Some(0) => Err(JoinError::Unresponsive {
             address,
-            process: "a process outside this PID namespace".to_owned(),
+            process: "one outside this PID namespace, or of no soft device".to_owned(),
         }),
         Some(pid) => Err(JoinError::Unresponsive {
             address,
