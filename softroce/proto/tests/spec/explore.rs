@@ -73,14 +73,26 @@ struct Sges {
 impl Sges {
     fn new(pair: &mut Pair, spec: &Spec, ops: &[Op]) -> Self {
         let local = |(index, op): (usize, &Op)| {
-            let filled = if op.is_read_or_atomic() { vec![0; op.len()] } else { bytes_of(index, *op) };
+            let filled = if op.is_read_or_atomic() {
+                vec![0; op.len()]
+            } else {
+                bytes_of(index, *op)
+            };
             pair.region(REQUESTER, filled)
         };
         Self {
             local: ops.iter().enumerate().map(local).collect(),
             bytes: ops.iter().enumerate().map(|(index, op)| bytes_of(index, *op)).collect(),
-            targets: spec.targets.iter().map(|bytes| pair.region(RESPONDER, bytes.clone())).collect(),
-            inboxes: spec.inboxes.iter().map(|bytes| pair.region(RESPONDER, bytes.clone())).collect(),
+            targets: spec
+                .targets
+                .iter()
+                .map(|bytes| pair.region(RESPONDER, bytes.clone()))
+                .collect(),
+            inboxes: spec
+                .inboxes
+                .iter()
+                .map(|bytes| pair.region(RESPONDER, bytes.clone()))
+                .collect(),
             word: pair.region(RESPONDER, vec![0; 8]),
         }
     }
@@ -168,18 +180,27 @@ impl Run {
         }
         let is_quiet = options.is_empty();
         let receive_missing = self.spec.posted < self.spec.inboxes.len();
-        let timer = self.pair.nodes.iter().any(|node| node.endpoint.poll_timeout().is_some());
+        let timer = self
+            .pair
+            .nodes
+            .iter()
+            .any(|node| node.endpoint.poll_timeout().is_some());
         if receive_missing {
             options.push(Event::Receive);
         }
-        let may_expire = if is_quiet { !receive_missing || self.unready == 0 } else { self.faults_left > 0 };
+        let may_expire = if is_quiet {
+            !receive_missing || self.unready == 0
+        } else {
+            self.faults_left > 0
+        };
         if timer && may_expire {
             options.push(Event::Timer);
         }
         if self.faults_left > 0 {
             for end in [REQUESTER, RESPONDER] {
                 let faults = [Event::Lost(end), Event::Twice(end), Event::Overtaken(end)];
-                options.extend(&faults[..(self.flight[end].len() + 1).min(3) * usize::from(!self.flight[end].is_empty())]);
+                options
+                    .extend(&faults[..(self.flight[end].len() + 1).min(3) * usize::from(!self.flight[end].is_empty())]);
             }
         }
         options
@@ -222,7 +243,13 @@ impl Run {
                 self.arrives(number);
             }
             Event::Timer => {
-                self.pair.now = self.pair.nodes.iter().filter_map(|node| node.endpoint.poll_timeout()).min().unwrap();
+                self.pair.now = self
+                    .pair
+                    .nodes
+                    .iter()
+                    .filter_map(|node| node.endpoint.poll_timeout())
+                    .min()
+                    .unwrap();
                 let now = self.pair.now;
                 self.unready += usize::from(self.spec.posted < self.spec.inboxes.len());
                 for end in [REQUESTER, RESPONDER] {
@@ -242,7 +269,12 @@ impl Run {
         let (pair, spec, sges) = (&self.pair, &self.spec, &self.sges);
         assert_eq!(pair.expected_psn(RESPONDER), spec.psn(spec.expected).get());
         assert_eq!(pair.completed(RESPONDER, RECV_CQ), success(0..spec.received as u64));
-        for (sge, bytes) in sges.targets.iter().zip(&spec.targets).chain(sges.inboxes.iter().zip(&spec.inboxes)) {
+        for (sge, bytes) in sges
+            .targets
+            .iter()
+            .zip(&spec.targets)
+            .chain(sges.inboxes.iter().zip(&spec.inboxes))
+        {
             assert_eq!(pair.bytes(RESPONDER, *sge), bytes);
         }
         assert_eq!(pair.bytes(RESPONDER, sges.word), spec.word.to_ne_bytes());
@@ -257,7 +289,10 @@ impl Run {
                 _ => assert_eq!(found, sges.bytes[index]),
             }
         }
-        assert!(pair.nodes.iter().all(|node| node.events.len() <= 1), "at most that it is established");
+        assert!(
+            pair.nodes.iter().all(|node| node.events.len() <= 1),
+            "at most that it is established"
+        );
     }
 
     /// Nothing more can happen: everything is done, and nothing is left.
@@ -271,22 +306,28 @@ impl Run {
             let before = pair.nodes[end].completions.len();
             pair.enter(end, State::Err);
             crate::util::drain(&mut pair.nodes[end]);
-            assert_eq!(pair.nodes[end].completions.len(), before, "no request or receive is left");
+            assert_eq!(
+                pair.nodes[end].completions.len(),
+                before,
+                "no request or receive is left"
+            );
         }
     }
 
     /// The whole state: queue pairs, specification with the responder's memory, network.
     fn key(&self) -> u64 {
-        let mut key = QueuePairHash(DefaultHasher::new());
+        let (mut key, mut text) = (DefaultHasher::new(), QueuePairText(String::new()));
         for node in &self.pair.nodes {
             // Fails where the queue pairs end.
-            let _ = write!(key, "{:?}", node.endpoint);
-            (node.endpoint.has_more(), node.endpoint.poll_timeout()).hash(&mut key.0);
+            let _ = write!(text, "{:?}", node.endpoint);
+            (node.endpoint.has_more(), node.endpoint.poll_timeout()).hash(&mut key);
         }
-        let mut key = key.0;
+        text.0.hash(&mut key);
         for flight in &self.flight {
             flight.len().hash(&mut key);
-            flight.iter().for_each(|&number| self.pair.log[number].bytes.hash(&mut key));
+            flight
+                .iter()
+                .for_each(|&number| self.pair.log[number].bytes.hash(&mut key));
         }
         for sge in &self.sges.local {
             self.pair.bytes(REQUESTER, *sge).hash(&mut key);
@@ -296,22 +337,23 @@ impl Run {
     }
 }
 
-/// Hashes what an endpoint prints, up to the end of its queue pairs: the rest follows from them, but
-/// for what is hashed besides.
-struct QueuePairHash(DefaultHasher);
+/// What an endpoint prints, up to the end of its queue pairs: the rest follows from them, but for
+/// what is hashed besides.
+struct QueuePairText(String);
 
-impl Write for QueuePairHash {
+impl Write for QueuePairText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         if text == "page_index" {
             return Err(fmt::Error);
         }
-        text.hash(&mut self.0);
-        Ok(())
+        self.0.write_str(text)
     }
 }
 
 fn is_nak(extension: &Extension) -> bool {
-    extension.aeth().is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack(_)))
+    extension
+        .aeth()
+        .is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack(_)))
 }
 
 /// Names the schedule of a failure.
@@ -365,6 +407,8 @@ fn visit(mut run: Run, path: &mut Path<'_>, seen: &mut Seen, ends: &mut usize) {
         path.1.push(*first);
         run.apply(*first);
     }
-    keys.iter().for_each(|key| drop(seen.insert(*key, true)));
+    for key in keys {
+        seen.insert(key, true);
+    }
     path.1.truncate(depth);
 }

@@ -127,11 +127,17 @@ impl Spec {
     /// The requester sends a packet: within its window, and with few enough READs before it.
     pub(crate) fn sends(&self, psn: Psn) {
         let packet = self.packet(psn);
-        assert!(packet < self.acked + self.window, "packet {packet} is beyond the window: {self:?}");
+        assert!(
+            packet < self.acked + self.window,
+            "packet {packet} is beyond the window: {self:?}"
+        );
         let outstanding = (0..=self.request(packet))
             .filter(|&request| self.ops[request].is_read_or_atomic() && self.end(request) > self.acked);
         let counted = self.ops[self.request(packet)].is_read_or_atomic();
-        assert!(!counted || outstanding.count() <= self.max_reads, "too many READs: {self:?}");
+        assert!(
+            !counted || outstanding.count() <= self.max_reads,
+            "too many READs: {self:?}"
+        );
     }
 
     /// A request reaches the responder: it is executed if it is the next one, and can be. A READ
@@ -168,7 +174,10 @@ impl Spec {
     /// what came next when it was queued.
     pub(crate) fn responds(&self, psn: Psn, is_nak: bool) {
         if is_nak {
-            assert!(psn.since(self.psn(self.expected)) <= 0, "{psn:?} was never the next: {self:?}");
+            assert!(
+                psn.since(self.psn(self.expected)) <= 0,
+                "{psn:?} was never the next: {self:?}"
+            );
         } else {
             assert!(self.packet(psn) < self.expected, "{psn:?} is not executed: {self:?}");
         }
@@ -183,7 +192,10 @@ impl Spec {
     /// The requester has completed this many requests.
     pub(crate) fn completes(&self, requests: usize) {
         if let Some(last) = requests.checked_sub(1) {
-            assert!(self.end(last) <= self.acked, "request {last} is not acknowledged: {self:?}");
+            assert!(
+                self.end(last) <= self.acked,
+                "request {last} is not acknowledged: {self:?}"
+            );
         }
     }
 }
