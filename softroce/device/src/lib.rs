@@ -19,6 +19,7 @@ mod event;
 mod gpu;
 pub mod host;
 pub mod links;
+mod mapping;
 mod memory;
 mod pd;
 mod progress;
