@@ -138,7 +138,10 @@ pub(super) fn join(
     }
     let (udp, holds) = match bound {
         // A group has a port holder, or is about to.
-        Err(_) if !founded && in_use(&bound) => (bind_own_port(address.ip()).map_err(port_failed)?.into(), false),
+        Err(_) if !founded && in_use(&bound) => {
+            let own = CloseOnFork::create(|| bind_own_port(address.ip()));
+            (own.map_err(port_failed)?, false)
+        }
         bound => (bound.map_err(port_failed)?, true),
     };
     let port = udp.local_addr().map_err(port_failed)?.port();
