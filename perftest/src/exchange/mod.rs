@@ -16,7 +16,7 @@
 //! Either side may send `failed` with a reason at any time, and then closes.
 //!
 //! A server reads up to the plan from many connections at once, and serves the first whose plan it
-//! admits. A frame is at most [`frame::LIMIT`] bytes, every awaited message has a deadline, and
+//! accepts. A frame is at most [`frame::LIMIT`] bytes, every awaited message has a deadline, and
 //! what a peer sends is validated before it is used: an unauthenticated peer can end a test, never
 //! crash it or make it allocate without bounds. TCP keepalive detects a host that vanishes.
 

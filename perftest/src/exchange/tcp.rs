@@ -260,7 +260,8 @@ mod tests {
     /// The address of the first client that sends a byte.
     fn next_client(acceptor: &mut Acceptor<()>) -> SocketAddr {
         let sends = |stream: &TcpStream, (): &mut ()| Ok(stream.peek(&mut [0]).is_ok().then_some(()));
-        acceptor.accept(None, &Interrupt::default(), sends).unwrap().1
+        let deadline = Some(Instant::now() + Duration::from_secs(30));
+        acceptor.accept(deadline, &Interrupt::default(), sends).unwrap().1
     }
 
     fn acceptor() -> Acceptor<()> {
