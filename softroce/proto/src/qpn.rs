@@ -36,8 +36,8 @@ impl QpnBlock {
         (qpn.get() % Self::LEN) as usize
     }
 
-    /// The number at `offset`; `None` for reserved numbers: 0 and 1 are the special queue pairs, the
-    /// last one means multicast (IBTA vol 1, 3.5.3 and 10.5).
+    /// The number at `offset`; `None` for reserved numbers: 0 and 1 are the special queue pairs,
+    /// the last one means multicast (IBTA vol 1, 3.5.3 and 10.5).
     fn number(self, offset: u32) -> Option<Qpn> {
         let number = (u32::from(self.0) << Self::BITS) | offset;
         (!matches!(number, 0 | 1 | 0x00ff_ffff)).then_some(Qpn::new(number))

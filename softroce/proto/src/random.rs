@@ -44,8 +44,8 @@ impl NumberKey {
         hasher.finish()
     }
 
-    /// A permutation of the numbers of `bits` bits, which are even: a Feistel network, each round of
-    /// which can be undone.
+    /// A permutation of the numbers of `bits` bits, which are even: a Feistel network, each round
+    /// of which can be undone.
     pub(crate) fn permute(self, purpose: Purpose, bits: u32, number: u32) -> u32 {
         const ROUNDS: u64 = 8;
         let half = bits / 2;

@@ -38,8 +38,8 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Whether the packet with this PSN has brought it here from `before`, as one that was expected:
-    /// its sender knew the PSN. A UC message may begin at any.
+    /// Whether the packet with this PSN has brought it here from `before`, as one that was
+    /// expected: its sender knew the PSN. A UC message may begin at any.
     pub(crate) fn is_by_valid_packet(self, psn: Psn, before: Self) -> bool {
         self.acked != before.acked || self.expected != before.expected && psn == before.expected
     }
