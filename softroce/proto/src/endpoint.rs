@@ -333,8 +333,7 @@ impl Endpoint {
         self.reschedule(index);
     }
 
-    /// Pins the UDP source port of a connected peer before its first packet, as it is known
-    /// already.
+    /// Pins the UDP source port of a connected peer that is known before its first packet.
     pub fn pin_peer_port(&mut self, qpn: Qpn, port: u16) {
         if let Some((_, qp)) = find(&mut self.qps, qpn) {
             qp.pin_peer_port(port);

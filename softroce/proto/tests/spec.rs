@@ -106,7 +106,7 @@ fn two_messages_with_two_faults() {
 fn three_messages_with_one_fault() {
     check(
         "three messages",
-        some(8, sequences(3)).map(|ops| Scenario {
+        some(16, sequences(3)).map(|ops| Scenario {
             ops,
             window: 4,
             max_reads: 1,
@@ -124,7 +124,7 @@ fn two_messages_to_a_slow_responder() {
         let concerned = |ops: &Vec<Op>| !late_receives || ops.iter().any(|op| op.receives());
         check(
             "slow responder",
-            some(3, sequences(2).filter(concerned)).map(|ops| Scenario {
+            some(6, sequences(2).filter(concerned)).map(|ops| Scenario {
                 ops,
                 window: 3,
                 max_reads: 2,

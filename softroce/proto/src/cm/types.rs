@@ -43,8 +43,8 @@ pub struct CmConfig {
     pub mtu: Mtu,
     /// The upper 10 bits of every communication id: the number of this process at the address.
     pub slot: u16,
-    /// Determines communication ids, transactions and PSNs: [random](NumberKey::random), peers
-    /// cannot predict them and a restarted process does not reuse the old ones.
+    /// Determines communication ids, transactions and PSNs: a [random](NumberKey::random) one, so
+    /// that peers cannot predict them and a restarted process does not reuse the old ones.
     pub key: NumberKey,
 }
 

@@ -5,8 +5,8 @@ use crate::{Mtu, NumberKey};
 /// Configuration of an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EndpointConfig {
-    /// Determines the queue pair numbers: [random](NumberKey::random), peers cannot predict them
-    /// and a restarted device does not reuse the old ones.
+    /// Determines the queue pair numbers: a [random](NumberKey::random) one, so that peers cannot
+    /// predict them and a restarted device does not reuse the old ones.
     pub key: NumberKey,
     /// Send window: unacknowledged PSNs per queue pair, 1 to 2^22 (clamped). A larger one is faster
     /// over long paths, and is retransmitted as a whole after a loss (go-back-N).

@@ -7,8 +7,7 @@ use std::hash::BuildHasher;
 
 #[derive(Debug)]
 pub(super) struct Keys {
-    /// By position: the slot's index + 1; 0 if free. Pages of it that are never used have no
-    /// memory.
+    /// By position: the slot's index + 1; 0 if free. Pages that are never used have no memory.
     positions: Box<[u32]>,
     random: RandomState,
     drawn: u64,
