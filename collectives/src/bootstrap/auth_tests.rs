@@ -126,6 +126,17 @@ const _: () = {
     <Secret as Ambiguous<_>>::HERE
 };
 
+/// As [`a_forged_mac_takes_as_long_wherever_it_differs`] on any processor: a comparison of slices is
+/// one of 32 bytes at once on some.
+#[test]
+fn tags_are_compared_in_constant_time_only() {
+    let code = include_str!("auth.rs").split("#[cfg(test)]").next().unwrap();
+    assert_eq!(code.matches("verify_slice(tag)").count(), 1);
+    for comparison in ["==", "!=", ".eq(", ".ne(", "cmp(", "matches!", "starts_with", "iter()"] {
+        assert!(!code.contains(comparison), "auth.rs compares by {comparison}");
+    }
+}
+
 /// A comparison that ends at the first difference gives a MAC away byte by byte, to who measures
 /// time. Steps of one instruction (ptrace(2)) show it without a clock.
 #[test]

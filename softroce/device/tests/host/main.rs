@@ -6,7 +6,7 @@ mod address;
 mod member;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,8 +14,11 @@ use std::time::{Duration, Instant};
 use address::own_address;
 use doorbell_softroce::Device;
 use member::{Member, Start};
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
+use nix::sys::socket::{
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, bind, connect, listen, recv, socket,
+};
 use nix::unistd::{Pid, geteuid};
 
 /// Longer than any test takes, even on a busy machine.
@@ -243,15 +246,40 @@ fn the_overflow_uid_proves_no_user() {
     assert_eq!((one.slot, other.slot), (0, 0));
 }
 
-/// Listens at an abstract name as another user, which the calling thread stays.
-fn squat(name: &str, uid: u32) -> OwnedFd {
+/// A socket and an abstract name for another user, which the calling thread becomes.
+fn as_stranger(name: &str) -> (OwnedFd, UnixAddr) {
     // SAFETY: setresuid(2) takes numbers; the system call, unlike libc's function, is for this
     // thread alone.
-    assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, -1, uid, -1) }, 0);
+    assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, -1, 65534, -1) }, 0);
     let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
-    bind(socket.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes()).unwrap()).unwrap();
+    (socket, UnixAddr::new_abstract(name.as_bytes()).unwrap())
+}
+
+fn squat(name: &str) -> OwnedFd {
+    let (socket, name) = as_stranger(name);
+    bind(socket.as_raw_fd(), &name).unwrap();
     listen(&socket, Backlog::MAXALLOWABLE).unwrap();
     socket
+}
+
+/// A member closes it before it says anything: what is said there includes the registry.
+#[test]
+fn another_users_connection_is_closed() {
+    if !geteuid().is_root() {
+        eprintln!("skipped: only root can be two users");
+        return;
+    }
+    let address = own_address();
+    let _member = Member::start(Start::at(address)).unwrap();
+    let name = socket_names(address).into_iter().find(|name| name.ends_with("/0")).unwrap();
+    let stranger = thread::spawn(move || {
+        let (socket, name) = as_stranger(&name[1..]);
+        connect(socket.as_raw_fd(), &name).unwrap();
+        let mut end = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut end, 10_000_u16), Ok(1), "it stays open");
+        recv(socket.as_raw_fd(), &mut [0; 64], MsgFlags::empty())
+    });
+    assert_eq!(stranger.join().unwrap(), Ok(0));
 }
 
 #[test]
@@ -266,7 +294,7 @@ fn another_users_name_does_not_hide_the_group() {
     let names = socket_names(address);
     let lowest = names.into_iter().find(|name| name.ends_with("/0")).unwrap();
     first.leave();
-    let _squatter = thread::spawn(move || squat(&lowest[1..], 65534)).join().unwrap();
+    let _squatter = thread::spawn(move || squat(&lowest[1..])).join().unwrap();
     let mut third = Member::start(Start::at(address)).unwrap();
     assert_eq!((second.slot, third.slot), (1, 2));
     assert_eq!(third.query("members"), [2]);
