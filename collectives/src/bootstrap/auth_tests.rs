@@ -126,8 +126,8 @@ const _: () = {
     <Secret as Ambiguous<_>>::HERE
 };
 
-/// As [`a_forged_mac_takes_as_long_wherever_it_differs`] on any processor: a comparison of slices is
-/// one of 32 bytes at once on some.
+/// By the source, as some processors compare 32 bytes at once: there a comparison of slices passes
+/// [`a_forged_mac_takes_as_long_wherever_it_differs`].
 #[test]
 fn tags_are_compared_in_constant_time_only() {
     let code = include_str!("auth.rs").split("#[cfg(test)]").next().unwrap();
@@ -137,8 +137,8 @@ fn tags_are_compared_in_constant_time_only() {
     }
 }
 
-/// A comparison that ends at the first difference gives a MAC away byte by byte, to who measures
-/// time. Steps of one instruction (ptrace(2)) show it without a clock.
+/// A comparison that ends at the first difference reveals a MAC byte by byte through its time:
+/// single steps (ptrace(2)) show it without a clock.
 #[test]
 fn a_forged_mac_takes_as_long_wherever_it_differs() {
     let counts = [0, TAG / 2, TAG - 1].map(|at| {

@@ -45,7 +45,7 @@ impl QpnBlock {
 }
 
 /// Allocates round-robin: a number is reused only after all others. The order of the blocks, and of
-/// the numbers in each, follows from the key: who knows some cannot predict the next one.
+/// the numbers in each, follows from the key: known numbers do not predict the next one.
 #[derive(Debug)]
 pub(crate) struct QpnAllocator {
     /// The current block first.

@@ -39,7 +39,10 @@ fn device() -> &'static Context {
 enum Expected {
     Nothing,
     /// The bytes of a READ, unless later requests may have overtaken it.
-    Bytes { bytes: Vec<u8>, known: bool },
+    Bytes {
+        bytes: Vec<u8>,
+        known: bool,
+    },
     /// The value before an atomic.
     Word(u64),
 }
@@ -268,7 +271,10 @@ impl Program {
         match (expected, buffer) {
             (Expected::Nothing, buffer) => self.free.extend(buffer),
             (Expected::Bytes { bytes, known }, Some(buffer)) => {
-                assert!(!known || buffer[..bytes.len()] == bytes, "a READ returned {buffer:?} for {bytes:?}");
+                assert!(
+                    !known || buffer[..bytes.len()] == bytes,
+                    "a READ returned {buffer:?} for {bytes:?}"
+                );
                 self.free.push(buffer);
             }
             (Expected::Word(before), Some(buffer)) => {

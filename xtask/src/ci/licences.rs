@@ -5,7 +5,7 @@
 
 use super::{
     Scope, Verdict,
-    steps::{command, succeed},
+    steps::{command, stdout, succeed},
 };
 use crate::{setup, workspace};
 use anyhow::{Context, Result, bail};
@@ -27,14 +27,8 @@ pub(super) fn check(_: Scope) -> Result<Verdict> {
     }
     let allowed = allowed(&fs::read_to_string(workspace().join("deny.toml")).context("cannot read deny.toml")?)?;
     let mut cargo = command(&["tree", "--workspace", "--prefix", "none", "--all-features", "--locked"]);
-    let output = cargo
-        .args(["--edges", "normal,build,dev", "--format", "{p}|{l}"])
-        .output()
-        .context("cannot run cargo")?;
-    if !output.status.success() {
-        bail!("cargo tree: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    let tree = String::from_utf8_lossy(&output.stdout).into_owned();
+    cargo.args(["--edges", "normal,build,dev", "--format", "{p}|{l}"]);
+    let tree = String::from_utf8_lossy(&stdout(&mut cargo)?).into_owned();
     let mut faults = refused(&tree, &allowed);
     faults.extend(foreign(
         &fs::read_to_string(workspace().join("Cargo.lock")).context("cannot read Cargo.lock")?,

@@ -16,7 +16,7 @@ mod safe;
 mod steps;
 
 pub(crate) use cargo_test::tests;
-pub(crate) use steps::{command, display, succeed};
+pub(crate) use steps::{command, stdout, succeed};
 
 use anyhow::{Context, Result, bail};
 use background::Background;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -357,9 +357,26 @@ pub(crate) fn succeed(command: &mut Command) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
+/// What a command prints.
+pub(crate) fn stdout(command: &mut Command) -> Result<Vec<u8>> {
+    let output = command
+        .output()
+        .with_context(|| format!("cannot run {:?}", command.get_program()))?;
+    if !output.status.success() {
+        bail!(
+            "{}: {}",
+            display(command),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(output.stdout)
+}
+
 pub(crate) fn display(command: &Command) -> String {
-    let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
-    format!("cargo {}", words.join(" "))
+    let program = Path::new(command.get_program()).file_name().unwrap_or_default();
+    let words = std::iter::once(program).chain(command.get_args());
+    let words: Vec<_> = words.map(|word| word.to_string_lossy()).collect();
+    words.join(" ")
 }
 
 /// Variables such as `DOORBELL_TEST_SIM=…/sim-1234`, where one package alone uses the name.

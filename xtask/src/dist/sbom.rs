@@ -1,10 +1,10 @@
 //! A software bill of materials, in CycloneDX 1.5: <https://cyclonedx.org/docs/1.5/json/>.
 
 use crate::{
-    ci::{command, display},
+    ci::{command, stdout},
     sanitize, workspace,
 };
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,15 +16,7 @@ use std::{
 pub(super) fn make() -> Result<(String, String)> {
     let mut cargo = command(&["metadata", "--format-version", "1", "--locked"]);
     cargo.args(["--filter-platform", &sanitize::host()?]);
-    let output = cargo.output().context("cannot run cargo")?;
-    if !output.status.success() {
-        bail!(
-            "{}: {}",
-            display(&cargo),
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-    }
-    let metadata = serde_json::from_slice(&output.stdout).context("cargo's metadata is no JSON")?;
+    let metadata = serde_json::from_slice(&stdout(&mut cargo)?).context("cargo's metadata is no JSON")?;
     let lock = fs::read_to_string(workspace().join("Cargo.lock")).context("cannot read Cargo.lock")?;
     let bill = bill(&metadata, &checksums(&lock))?;
     let version = bill["metadata"]["component"]["version"].as_str().unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use super::folder;
 use crate::{
-    ci::{command, display, succeed},
+    ci::{command, stdout, succeed},
     sanitize, workspace,
 };
 use anyhow::{Context, Result, bail};
@@ -62,15 +62,7 @@ pub(super) fn show() -> Result<()> {
         .args(["export", "--summary-only", "--instr-profile"])
         .arg(&merged)
         .arg(program(&folder)?);
-    let output = export.output().context("cannot run llvm-cov")?;
-    if !output.status.success() {
-        bail!(
-            "{}: {}",
-            display(&export),
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-    }
-    let summary = serde_json::from_slice(&output.stdout).context("llvm-cov's summary is no JSON")?;
+    let summary = serde_json::from_slice(&stdout(&mut export)?).context("llvm-cov's summary is no JSON")?;
     print!("{}", table(&regions(&summary, &workspace())));
     Ok(())
 }

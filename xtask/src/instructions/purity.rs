@@ -4,7 +4,8 @@
 //! CQ's first poll takes in new QPs under a lock) are free.
 
 use super::callgrind::{Function, Profile};
-use anyhow::{Context, Result, bail};
+use crate::ci::stdout;
+use anyhow::{Context, Result};
 use std::{
     collections::{BTreeSet, HashMap, hash_map::Entry},
     path::Path,
@@ -20,19 +21,11 @@ pub(super) struct Disassembly {
 
 impl Disassembly {
     pub(super) fn of(object: &Path) -> Result<Self> {
-        let output = Command::new("objdump")
+        let mut objdump = Command::new("objdump");
+        objdump
             .args(["--disassemble", "--demangle", "--no-show-raw-insn"])
-            .arg(object)
-            .output()
-            .context("cannot run objdump")?;
-        if !output.status.success() {
-            bail!(
-                "objdump {}: {}",
-                object.display(),
-                String::from_utf8_lossy(&output.stderr).trim()
-            );
-        }
-        Ok(Self::parse(&String::from_utf8_lossy(&output.stdout)))
+            .arg(object);
+        Ok(Self::parse(&String::from_utf8_lossy(&stdout(&mut objdump)?)))
     }
 
     fn parse(text: &str) -> Self {

@@ -11,7 +11,7 @@ mod visibility;
 mod words;
 
 use crate::{
-    ci::{Scope, Verdict},
+    ci::{Scope, Verdict, stdout},
     workspace,
 };
 use anyhow::{Context, Result, bail};
@@ -110,15 +110,10 @@ fn findings() -> Result<Vec<Finding>> {
 
 /// The files that git tracks or would add, relative to the workspace.
 fn tracked() -> Result<Vec<String>> {
-    let output = Command::new("git")
-        .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
-        .current_dir(workspace())
-        .output()
-        .context("cannot run git")?;
-    if !output.status.success() {
-        bail!("git ls-files: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    let mut files: Vec<_> = String::from_utf8(output.stdout)?
+    let mut git = Command::new("git");
+    git.args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
+        .current_dir(workspace());
+    let mut files: Vec<_> = String::from_utf8(stdout(&mut git)?)?
         .split_terminator('\0')
         .filter(|path| workspace().join(path).is_file())
         .map(str::to_owned)

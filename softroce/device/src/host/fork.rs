@@ -74,7 +74,8 @@ impl Change {
 
 impl Drop for Change {
     fn drop(&mut self) {
-        CHANGES.fetch_sub(1, Ordering::Release);
+        // In a child that was forked by a signal handler during the change the count is zero.
+        let _ = CHANGES.fetch_update(Ordering::Release, Ordering::Relaxed, |changes| changes.checked_sub(1));
     }
 }
 

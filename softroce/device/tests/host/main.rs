@@ -42,6 +42,14 @@ fn socket_names(address: IpAddr) -> Vec<String> {
         .collect()
 }
 
+fn can_be_two_users() -> bool {
+    let is_root = geteuid().is_root();
+    if !is_root {
+        eprintln!("skipped: only root can be two users");
+    }
+    is_root
+}
+
 fn assert_group_vanishes(address: IpAddr) {
     wait_until("a name is left", || socket_names(address).is_empty());
     wait_until("the port is taken", || UdpSocket::bind((address, 4791)).is_ok());
@@ -204,8 +212,7 @@ fn a_stopped_member_does_not_block_others_for_long() {
 
 #[test]
 fn another_users_address_is_not_shared() {
-    if !geteuid().is_root() {
-        eprintln!("skipped: only root can be two users");
+    if !can_be_two_users() {
         return;
     }
     let address = own_address();
@@ -227,8 +234,7 @@ fn another_users_address_is_not_shared() {
 /// Users that a user namespace does not map have one uid there, the overflow uid.
 #[test]
 fn the_overflow_uid_proves_no_user() {
-    if !geteuid().is_root() {
-        eprintln!("skipped: only root can be two users");
+    if !can_be_two_users() {
         return;
     }
     let address = own_address();
@@ -265,13 +271,15 @@ fn squat(name: &str) -> OwnedFd {
 /// A member closes it before it says anything: what is said there includes the registry.
 #[test]
 fn another_users_connection_is_closed() {
-    if !geteuid().is_root() {
-        eprintln!("skipped: only root can be two users");
+    if !can_be_two_users() {
         return;
     }
     let address = own_address();
     let _member = Member::start(Start::at(address)).unwrap();
-    let name = socket_names(address).into_iter().find(|name| name.ends_with("/0")).unwrap();
+    let name = socket_names(address)
+        .into_iter()
+        .find(|name| name.ends_with("/0"))
+        .unwrap();
     let stranger = thread::spawn(move || {
         let (socket, name) = as_stranger(&name[1..]);
         connect(socket.as_raw_fd(), &name).unwrap();
@@ -284,8 +292,7 @@ fn another_users_connection_is_closed() {
 
 #[test]
 fn another_users_name_does_not_hide_the_group() {
-    if !geteuid().is_root() {
-        eprintln!("skipped: only root can be two users");
+    if !can_be_two_users() {
         return;
     }
     let address = own_address();
