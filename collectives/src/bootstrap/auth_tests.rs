@@ -143,7 +143,8 @@ fn tags_are_compared_in_constant_time_only() {
 fn a_forged_mac_takes_as_long_wherever_it_differs() {
     let counts = [0, TAG / 2, TAG - 1].map(|at| {
         let (mut client, mut server) = ends(&HANDSHAKE, &HANDSHAKE);
-        let mut tag = client.send.seal(b"a frame");
+        // The first is opened outside the count.
+        let [_, mut tag] = [(); 2].map(|()| client.send.seal(b"a frame"));
         tag[at] ^= 1;
         instructions(|| assert_eq!(server.receive.open(b"a frame", &tag), Err(Forged)))
     });
