@@ -1,5 +1,5 @@
-//! `cargo xtask sanitize`: the safe API over its in-memory provider, the device, its C interfaces and
-//! the examples, under AddressSanitizer, ThreadSanitizer, Valgrind, Miri and loom.
+//! `cargo xtask sanitize`: the safe API over its in-memory provider, the device, its C interfaces
+//! and the examples, under AddressSanitizer, ThreadSanitizer, Valgrind, Miri and loom.
 //!
 //! The sanitizers are unstable options of rustc, enabled through RUSTC_BOOTSTRAP. The standard
 //! library is not instrumented; `verbs/tests/sanitize` has the consequences and suppressions.
@@ -84,9 +84,9 @@ const VERBS: [&str; 9] = [
 ];
 /// The soft device's unit tests, among them its progress thread and two threads that park.
 const DEVICE: [&str; 5] = ["--package", "doorbell-softroce", "--lib", "--locked", "--no-fail-fast"];
-/// Devices that share memory in one process, where the two have one mapping (`device/src/mapping.rs`),
-/// and in two. The standard library counts scoped threads unseen, and ThreadSanitizer has signal
-/// handlers of its own.
+/// Devices that share memory in one process, where the two have one mapping
+/// (`device/src/mapping.rs`), and in two. The standard library counts scoped threads unseen, and
+/// ThreadSanitizer has signal handlers of its own.
 const SHARED: [&str; 10] = [
     "--package",
     "doorbell-softroce",

@@ -89,7 +89,7 @@ pub(crate) fn permanent() -> Result<PathBuf, String> {
         _ => {}
     }
     let there = fs::symlink_metadata(&folder).map_err(cannot)?;
-    if !there.is_dir() || there.uid() != user.as_raw() || there.mode() & 0o022 != 0 {
+    if !there.is_dir() || !doorbell_trust::is_own_user(there.uid()) || there.mode() & 0o022 != 0 {
         return Err(format!(
             "{} is another's, or others can write to it: remove it, or set TMPDIR to another folder",
             folder.display()

@@ -12,7 +12,7 @@ use std::process;
 
 use nix::errno::Errno;
 use nix::sys::signal::kill;
-use nix::unistd::{Pid, Uid};
+use nix::unistd::Pid;
 
 pub(super) const PREFIX: &str = "doorbell-run-";
 
@@ -94,7 +94,7 @@ pub(super) fn sweep(parent: &Path) {
 }
 
 fn is_unneeded(folder: &Path) -> bool {
-    let is_ours = |there: &fs::Metadata| there.is_dir() && there.uid() == Uid::current().as_raw();
+    let is_ours = |there: &fs::Metadata| there.is_dir() && doorbell_trust::is_own_user(there.uid());
     if !fs::symlink_metadata(folder).is_ok_and(|there| is_ours(&there)) {
         return false;
     }

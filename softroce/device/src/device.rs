@@ -1,8 +1,6 @@
 //! Opening a device, and its properties.
 
-use std::collections::hash_map::RandomState;
 use std::fmt;
-use std::hash::BuildHasher;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -12,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use doorbell_roce_proto::cm::CmConfig;
-use doorbell_roce_proto::{Counters, Endpoint, EndpointConfig, Gid, Mtu};
+use doorbell_roce_proto::{Counters, Endpoint, EndpointConfig, Gid, Mtu, NumberKey};
 
 use crate::cm::{ConnectionManager, Connections};
 use crate::config::{DeviceConfig, LinkChoice};
@@ -180,14 +178,14 @@ impl Device {
             mtu,
             netdev_mtu: link.mtu,
         };
-        let seed = config.seed.unwrap_or_else(|| RandomState::new().hash_one(address));
+        let key = NumberKey::random();
         let mut endpoint = Endpoint::with_config(EndpointConfig {
-            seed,
+            key,
             window: window(link.receive_buffer, mtu),
             mtu,
             ..EndpointConfig::default()
         });
-        let block = host.claim(seed as u16).ok_or_else(|| OpenError::NoQpns {
+        let block = host.claim(endpoint.next_qpn_block()).ok_or_else(|| OpenError::NoQpns {
             device: device(),
             address: address.ip(),
         })?;
@@ -202,7 +200,7 @@ impl Device {
             guid: found.guid(),
             mtu,
             slot: host.me().slot(),
-            seed,
+            key,
         });
         let mut core = Core::new(endpoint, connections, Arc::clone(&host), address);
         let mut own = None;
@@ -357,17 +355,26 @@ fn join(config: &DeviceConfig) -> Result<(Host, Link), OpenError> {
     if let Some(address) = config.address {
         return bind(address, BIND_RETRY).map_err(failed);
     }
+    let mut first_reason = None;
     for last in 1..=LAST_TRIED {
         let patience = if last == 1 { BIND_RETRY } else { Duration::ZERO };
-        match bind(IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)), patience) {
+        let address = Ipv4Addr::new(127, 0, 0, last);
+        match bind(IpAddr::V4(address), patience) {
             Err(BindError::AddressInUse { .. }) => {}
-            Err(BindError::NotShared(error)) if error.is_of_address() => {}
+            Err(BindError::NotShared(error)) if error.is_of_address() => {
+                first_reason.get_or_insert(error);
+            }
             // A network namespace without IPv4.
             Err(error @ BindError::AddressNotAvailable { .. }) if last == 1 => {
                 let other = bind(IpAddr::V6(Ipv6Addr::LOCALHOST), BIND_RETRY);
                 return other.map_err(|_| failed(error));
             }
-            other => return other.map_err(failed),
+            other => {
+                if let Some(reason) = first_reason {
+                    tracing::warn!(%reason, "{} has the address {address}", config.name);
+                }
+                return other.map_err(failed);
+            }
         }
     }
     Err(OpenError::NoFreeAddress {

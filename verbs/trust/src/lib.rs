@@ -32,16 +32,20 @@ pub fn text_variable(name: &str) -> Option<String> {
     variable(name)?.into_string().ok()
 }
 
-/// Whether a user id that the kernel gives for another process (unix(7), `SO_PEERCRED`) shows that
-/// it is a process of this one's effective user.
-///
-/// In a user namespace the kernel shows every user without a mapping as the overflow user id, which
-/// then shows nothing: user_namespaces(7).
+/// Whether a user id that the kernel gives for another process (unix(7), `SO_PEERCRED`) or a file
+/// shows that it is of this process's effective user.
 #[must_use]
 pub fn is_own_user(uid: u32) -> bool {
     // SAFETY: geteuid(2) cannot fail and touches no memory.
     let own = unsafe { libc::geteuid() };
-    uid == own && (uid != overflow_uid() || maps_every_user())
+    uid == own && is_definite(uid)
+}
+
+/// Whether a user id is that of one user. In a user namespace the kernel shows every user without a
+/// mapping as the overflow user id, which then shows nothing: user_namespaces(7).
+#[must_use]
+pub fn is_definite(uid: u32) -> bool {
+    uid != overflow_uid() || maps_every_user()
 }
 
 fn overflow_uid() -> u32 {

@@ -2,8 +2,8 @@
 //!
 //! Such a library calls AddressSanitizer's runtime, which must be the first library of its process:
 //! a preloaded one. The toolchain has only an archive for executables; all of it but the object
-//! with their `.preinit_array` is linked as a library. A compiler's own (`libasan.so`) is of another
-//! version.
+//! with their `.preinit_array` is linked as a library. A compiler's own (`libasan.so`) is of
+//! another version.
 
 use super::{folder, host};
 use crate::{

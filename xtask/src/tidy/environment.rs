@@ -1,8 +1,9 @@
-//! Environment variables: those that the sources name, and those that docs/ENVIRONMENT.md lists.
+//! Environment variables: those that the sources name, those that docs/ENVIRONMENT.md lists, and
+//! how libraries read them.
 
 use super::{
     Finding,
-    source::{Kind, Source},
+    source::{Kind, Source, Token},
 };
 use std::collections::BTreeMap;
 
@@ -10,6 +11,11 @@ const DOCUMENT: &str = "docs/ENVIRONMENT.md";
 const PREFIX: &str = "DOORBELL_";
 /// Programs beside Rust's. Comments and documents may name a family (`DOORBELL_GPU_…`).
 const PROGRAMS: [&str; 3] = [".sh", ".py", ".c"];
+
+/// Libraries, which programs with more rights than their callers may load.
+const LIBRARIES: [&str; 4] = ["collectives/src/", "gpudirect/", "softroce/", "verbs/"];
+const EXCEPTIONS: [&str; 2] = ["gpudirect/standin/", "verbs/trust/"];
+const READ: [&str; 4] = ["var", "var_os", "vars", "vars_os"];
 
 pub(super) fn check(sources: &[Source], files: &[(&str, String)]) -> Vec<Finding> {
     let documented: BTreeMap<_, _> = files
@@ -37,7 +43,31 @@ pub(super) fn check(sources: &[Source], files: &[(&str, String)]) -> Vec<Finding
     missing
         .map(|place| finding(place, "is not in docs/ENVIRONMENT.md"))
         .chain(stale.map(|place| finding(place, "is in no source")))
+        .chain(sources.iter().flat_map(reads))
         .collect()
+}
+
+/// What a library reads with `std::env`, and not by `doorbell_trust::variable`.
+fn reads(source: &Source) -> Vec<Finding> {
+    let path = &source.path;
+    let is_library = LIBRARIES.iter().any(|folder| path.starts_with(folder)) && path.contains("/src/");
+    if !is_library || EXCEPTIONS.iter().any(|folder| path.starts_with(folder)) {
+        return Vec::new();
+    }
+    let code: Vec<_> = source.code().collect();
+    let finding = |words: &[Token]| {
+        let [module, colon, _, function] = words else {
+            return None;
+        };
+        let is_read = source.text(*module) == "env" && source.text(*colon) == ":";
+        (is_read && READ.contains(&source.text(*function))).then(|| Finding {
+            rule: "environment",
+            path: path.clone(),
+            line: function.line,
+            what: "a library reads variables by doorbell_trust::variable".to_owned(),
+        })
+    };
+    code.windows(4).filter_map(finding).collect()
 }
 
 fn named_in_literals(source: &Source) -> Vec<(String, (String, usize))> {
@@ -90,5 +120,17 @@ mod tests {
                 "docs/ENVIRONMENT.md:2: environment: DOORBELL_OLD is in no source"
             ]
         );
+    }
+
+    #[test]
+    fn libraries_read_variables_by_one_function() {
+        let source = "std::env::var(A); env::temp_dir(); env!(\"B\");\nenv::vars_os() // env::var";
+        let lines = |path: &str| {
+            let findings = check(&[Source::of(path, source.to_owned())], &[]);
+            findings.iter().map(|finding| finding.line).collect::<Vec<_>>()
+        };
+        assert_eq!(lines("softroce/device/src/a.rs"), [1, 2]);
+        assert!(lines("softroce/device/tests/a.rs").is_empty());
+        assert!(lines("perftest/src/a.rs").is_empty());
     }
 }

@@ -28,7 +28,8 @@ Rules:
   width        comments end at column 100
   length       files have at most 600 lines
   fields       structs have at most 12 fields, or a comment '// fields: REASON' above them
-  environment  docs/ENVIRONMENT.md lists exactly the DOORBELL_ variables that the sources name
+  environment  docs/ENVIRONMENT.md lists exactly the DOORBELL_ variables that the sources name;
+               libraries read them by doorbell_trust
   visibility   what is `pub` is used outside its crate
   threats      docs/THREATS.md has no empty cell, and the tests that it names exist
 

@@ -4,13 +4,15 @@
 //! joining process queries before it takes the join lock, and under it only if the member is gone
 //! or none replied; only there a group is founded.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use doorbell_trust::is_own_user;
+use doorbell_roce_proto::qp::FIRST_ENTROPY_PORT;
+use doorbell_trust::{is_definite, is_own_user};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::fork::{self, CloseOnFork};
@@ -31,12 +33,25 @@ const QUERY_SLOTS: u16 = 16;
 /// How long one member has to reply before the next is queried as well.
 const QUERY_STAGGER: Duration = Duration::from_millis(20);
 
+/// The first of the ports that members without the group's port may take.
+const FIRST_OWN_PORT: u16 = 0x8000;
+
+fn describe_user(uid: u32) -> String {
+    let overflow = if is_definite(uid) {
+        ""
+    } else {
+        " (the overflow uid: one outside this user namespace)"
+    };
+    format!("the user with uid {uid}{overflow}")
+}
+
 /// Why a process cannot join a group.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// Processes of another user have the address.
+    /// Processes of another user have the address, or of a user that is not known.
     #[error(
-        "{address} is in use by soft devices of the user with uid {uid}: processes of different users cannot share an address; choose another"
+        "{address} is in use by soft devices of {}: processes of different users cannot share an address; choose another",
+        describe_user(*uid)
     )]
     OtherUser {
         /// The address.
@@ -123,7 +138,10 @@ pub(super) fn join(
     }
     let (udp, holds) = match bound {
         // A group has a port holder, or is about to.
-        Err(_) if !founded && in_use(&bound) => (bind(0).map_err(port_failed)?, false),
+        Err(_) if !founded && in_use(&bound) => {
+            let own = CloseOnFork::create(|| bind_own_port(address.ip()));
+            (own.map_err(port_failed)?, false)
+        }
         bound => (bound.map_err(port_failed)?, true),
     };
     let port = udp.local_addr().map_err(port_failed)?.port();
@@ -144,6 +162,20 @@ pub(super) fn join(
         host.registry.set_port_holder(me);
     }
     Ok((host, udp))
+}
+
+/// A socket of this process's own port: one of those that peers pin, if one of some is free.
+fn bind_own_port(ip: IpAddr) -> io::Result<UdpSocket> {
+    let random = RandomState::new();
+    let count = FIRST_ENTROPY_PORT - FIRST_OWN_PORT;
+    for attempt in 0..64 {
+        let port = FIRST_OWN_PORT + random.hash_one(attempt) as u16 % count;
+        let bound = UdpSocket::bind(SocketAddr::new(ip, port));
+        if !in_use(&bound) {
+            return bound;
+        }
+    }
+    UdpSocket::bind(SocketAddr::new(ip, 0))
 }
 
 fn in_use<T>(bound: &io::Result<T>) -> bool {
@@ -198,20 +230,25 @@ fn query_registry(names: &GroupNames, slots: u16, deadline: Instant) -> Result<O
     let failed = |source| JoinError::Io { address, source };
     let mut queried = Vec::new();
     let mut unresponsive = None;
+    // Any user can hold a free name of a group: that does not hide its members.
+    let mut stranger = None;
     for slot in 0..slots {
         let socket = match socket::connect_to(&names.slot(slot)) {
             Ok(socket) => socket,
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
-            // Its backlog of thousands of connections is full.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                unresponsive = Some(0);
-                continue;
-            }
-            Err(error) => return Err(failed(error)),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ECONNREFUSED) => continue,
+                // Its backlog of thousands of connections is full, or it is no soft device's.
+                Some(libc::EAGAIN | libc::EPROTOTYPE) => {
+                    unresponsive = Some(0);
+                    continue;
+                }
+                _ => return Err(failed(error)),
+            },
         };
         let peer = socket::credentials(&socket).map_err(failed)?;
         if !is_own_user(peer.uid) {
-            return Err(JoinError::OtherUser { address, uid: peer.uid });
+            stranger = Some(peer.uid);
+            continue;
         }
         // If it fails the connection hangs up as well.
         let _ = peers::send(&socket, ControlRecord::QueryRegistry, &[]);
@@ -226,10 +263,10 @@ fn query_registry(names: &GroupNames, slots: u16, deadline: Instant) -> Result<O
         return Ok(Some(introduction));
     }
     match queried.first().map(|member| member.pid).or(unresponsive) {
-        None => Ok(None),
+        None => stranger.map_or(Ok(None), |uid| Err(JoinError::OtherUser { address, uid })),
         Some(0) => Err(JoinError::Unresponsive {
             address,
-            process: "a process outside this PID namespace".to_owned(),
+            process: "one outside this PID namespace, or of no soft device".to_owned(),
         }),
         Some(pid) => Err(JoinError::Unresponsive {
             address,

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use doorbell_trust::is_own_user;
+use doorbell_trust::{is_definite, is_own_user};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::fork::CloseOnFork;
@@ -271,8 +271,11 @@ impl Peers {
         })?;
         let peer = socket::credentials(&socket)?;
         if !is_own_user(peer.uid) {
-            // Its name has a new holder of another user.
-            registry.mark_gone(to);
+            // Its name has a new holder of another user, unless this process has since entered a
+            // user namespace that does not map its own.
+            if is_definite(peer.uid) {
+                registry.mark_gone(to);
+            }
             return Err(io::ErrorKind::NotConnected.into());
         }
         let (from, to_packed) = (me.pack(), to.pack());

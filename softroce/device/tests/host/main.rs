@@ -6,6 +6,7 @@ mod address;
 mod member;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::process;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use address::own_address;
 use doorbell_softroce::Device;
 use member::{Member, Start};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use nix::unistd::{Pid, geteuid};
 
 /// Longer than any test takes, even on a busy machine.
@@ -217,6 +219,57 @@ fn another_users_address_is_not_shared() {
     assert!(reply.contains("uid 65534"), "{reply}");
     theirs.kill();
     Member::start(Start::at(other)).unwrap().leave();
+}
+
+/// Users that a user namespace does not map have one uid there, the overflow uid.
+#[test]
+fn the_overflow_uid_proves_no_user() {
+    if !geteuid().is_root() {
+        eprintln!("skipped: only root can be two users");
+        return;
+    }
+    let address = own_address();
+    let start = |uid| Member::start(Start::at(address).by(uid).unmapped());
+    if let Err(error) = member::try_user_namespace() {
+        eprintln!("skipped: no user namespace for another user: {error}");
+        return;
+    }
+    let _member = start(1001).unwrap();
+    let reply = start(1002).unwrap_err();
+    assert!(reply.contains("uid 65534 (the overflow uid"), "{reply}");
+    // Without an address of their own choice each founds a group, at the next free one.
+    let start = |uid| Member::start(Start::anywhere().by(uid).unmapped()).unwrap();
+    let (one, other) = (start(1001), start(1002));
+    assert_eq!((one.slot, other.slot), (0, 0));
+}
+
+/// Listens at an abstract name as another user, which the calling thread stays.
+fn squat(name: &str, uid: u32) -> OwnedFd {
+    // SAFETY: setresuid(2) takes numbers; the system call, unlike libc's function, is for this
+    // thread alone.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, -1, uid, -1) }, 0);
+    let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    bind(socket.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes()).unwrap()).unwrap();
+    listen(&socket, Backlog::MAXALLOWABLE).unwrap();
+    socket
+}
+
+#[test]
+fn another_users_name_does_not_hide_the_group() {
+    if !geteuid().is_root() {
+        eprintln!("skipped: only root can be two users");
+        return;
+    }
+    let address = own_address();
+    let first = Member::start(Start::at(address)).unwrap();
+    let second = Member::start(Start::at(address)).unwrap();
+    let names = socket_names(address);
+    let lowest = names.into_iter().find(|name| name.ends_with("/0")).unwrap();
+    first.leave();
+    let _squatter = thread::spawn(move || squat(&lowest[1..], 65534)).join().unwrap();
+    let mut third = Member::start(Start::at(address)).unwrap();
+    assert_eq!((second.slot, third.slot), (1, 2));
+    assert_eq!(third.query("members"), [2]);
 }
 
 #[test]

@@ -1,13 +1,16 @@
 //! A member process with a device, which reports what it sees.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 use std::{env, thread};
 
+use doorbell_roce_proto::QpnBlock;
 use doorbell_softroce::host::{MemberId, SLOTS};
 use doorbell_softroce::{Device, DeviceConfig};
+use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{ForkResult, Uid, fork, setresuid};
 
 /// Set for member processes: the address and the user.
@@ -18,8 +21,10 @@ const ANSWER: &str = "member: ";
 
 #[derive(Clone, Copy)]
 pub(crate) struct Start {
+    /// 0.0.0.0 for the default.
     address: IpAddr,
     uid: u32,
+    is_unmapped: bool,
 }
 
 impl Start {
@@ -27,11 +32,24 @@ impl Start {
         Self {
             address,
             uid: nix::unistd::geteuid().as_raw(),
+            is_unmapped: false,
         }
+    }
+
+    pub(crate) fn anywhere() -> Self {
+        Self::at(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
     }
 
     pub(crate) fn by(self, uid: u32) -> Self {
         Self { uid, ..self }
+    }
+
+    /// In a user namespace that maps no user.
+    pub(crate) fn unmapped(self) -> Self {
+        Self {
+            is_unmapped: true,
+            ..self
+        }
     }
 }
 
@@ -59,7 +77,11 @@ impl Member {
 
     pub(crate) fn launch(start: Start) -> Self {
         let role = format!("{} {}", start.address, start.uid);
-        let mut process = Command::new(env::current_exe().unwrap())
+        let mut command = Command::new(env::current_exe().unwrap());
+        if start.is_unmapped {
+            enter_user_namespace(&mut command, start.uid);
+        }
+        let mut process = command
             .args(["--exact", "member::is_a_member", "--nocapture", "--test-threads", "1"])
             .env(ROLE, role)
             .stdin(Stdio::piped())
@@ -118,6 +140,27 @@ impl Member {
     }
 }
 
+/// Starts a command as this user in a user namespace that maps none.
+fn enter_user_namespace(command: &mut Command, uid: u32) {
+    let uid = Uid::from_raw(uid);
+    // SAFETY: setresuid(2) and unshare(2) are async-signal-safe.
+    unsafe {
+        command.pre_exec(move || {
+            setresuid(uid, uid, uid)?;
+            unshare(CloneFlags::CLONE_NEWUSER)?;
+            Ok(())
+        });
+    }
+}
+
+/// Whether an unmapped member can be started.
+pub(crate) fn try_user_namespace() -> std::io::Result<()> {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.arg("--list").stdout(Stdio::null());
+    enter_user_namespace(&mut command, 1001);
+    command.status().map(drop)
+}
+
 impl Drop for Member {
     fn drop(&mut self) {
         let _ = self.process.kill();
@@ -137,11 +180,11 @@ fn is_a_member() {
     };
     let (address, uid) = role.split_once(' ').unwrap();
     let uid = Uid::from_raw(uid.parse().unwrap());
-    if uid != nix::unistd::geteuid() {
+    if nix::unistd::geteuid().is_root() && !uid.is_root() {
         setresuid(uid, uid, uid).unwrap();
     }
     let config = DeviceConfig {
-        address: Some(address.parse().unwrap()),
+        address: Some(address.parse().unwrap()).filter(|address: &IpAddr| !address.is_unspecified()),
         ..DeviceConfig::new("soft0")
     };
     let device = match Device::open(&config) {
@@ -161,7 +204,7 @@ fn is_a_member() {
             "holder" => host
                 .port_holder()
                 .map_or(String::new(), |holder| holder.slot().to_string()),
-            "block" => host.claim(0).unwrap().index().to_string(),
+            "block" => host.claim(QpnBlock::new(0).unwrap()).unwrap().index().to_string(),
             "fork" => {
                 // SAFETY: the child takes no lock that another thread may have held: the device's
                 // threads hold none while it is idle, and the allocator handles forks itself.

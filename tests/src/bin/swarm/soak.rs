@@ -24,6 +24,7 @@ const LONGEST_STOP: Duration = Duration::from_millis(400);
 /// Of the memory that is taken and returned again and again, at most.
 const BALLAST: u64 = 1 << 30;
 const PIECE: usize = 16 << 20;
+const HOLDER_TRIES: u32 = 10;
 
 #[derive(Default)]
 struct Tally {
@@ -153,9 +154,17 @@ impl Swarm {
         pumped
     }
 
+    /// Tried again: a table of the kernel's is read in parts, between which entries move.
     fn port_holder(&self, plan: &Plan) -> Option<usize> {
         let pids: Vec<u32> = self.members.iter().map(std::process::Child::id).collect();
-        let holder = port_holder(plan.address, PORT, &pids)?;
+        let find = |_| {
+            let holder = port_holder(plan.address, PORT, &pids);
+            if holder.is_none() {
+                thread::sleep(Duration::from_millis(20));
+            }
+            holder
+        };
+        let holder = (0..HOLDER_TRIES).find_map(find)?;
         pids.iter().position(|pid| *pid == holder)
     }
 

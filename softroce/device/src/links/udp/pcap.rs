@@ -12,6 +12,7 @@ use doorbell_roce_proto::Instant;
 use doorbell_trust::create_file;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::iter;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,6 +30,8 @@ const SNAPLEN: u32 = 65535;
 /// Buffered packets are flushed after this long, with the next activity on the link.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
 const MAX_HEADER: usize = 40 + 8;
+/// The most captures of a process with one name.
+const MAX_FILES: u32 = 10_000;
 
 /// A capture file. Clones write to the same file; the last one to be dropped completes it.
 #[derive(Clone)]
@@ -38,22 +41,19 @@ pub struct Capture {
 
 impl Capture {
     /// Creates the file `path`, for this user alone. Where there is one already, as several
-    /// processes may have the same environment, the name gets this process's id.
+    /// processes may have the same environment, the name gets this process's id, and from its
+    /// third capture a number.
     ///
     /// # Errors
     /// When the file cannot be created or written.
     pub fn create(path: &Path) -> io::Result<Self> {
-        let own = || with_name(path, &std::process::id().to_string());
-        let file = match create_file(path) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => create_file(&own())?,
-            created => created?,
-        };
+        let (file, path) = create_new(path)?;
         let mut file = BufWriter::with_capacity(256 << 10, file);
         file.write_all(&file_header())?;
         file.flush()?;
         let writer = Writer {
             file: Some(file),
-            path: path.to_owned(),
+            path,
             flushed: time::Instant::now(),
         };
         Ok(Self {
@@ -72,6 +72,19 @@ impl Capture {
         }
         writer.flush_when_due();
     }
+}
+
+fn create_new(wanted: &Path) -> io::Result<(File, PathBuf)> {
+    let pid = std::process::id();
+    let own = iter::once(pid.to_string()).chain((2..MAX_FILES).map(|number| format!("{pid}-{number}")));
+    let names = iter::once(wanted.to_owned()).chain(own.map(|name| with_name(wanted, &name)));
+    for path in names {
+        match create_file(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            created => return created.map(|file| (file, path)),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
 }
 
 fn file_header() -> [u8; 24] {

@@ -164,6 +164,19 @@ fn a_full_disk_ends_the_capture_and_not_the_traffic() {
     assert!(Capture::create(Path::new("/no such folder/file")).is_err());
 }
 
+/// As of a program that opens its devices again, or of a job of several.
+#[test]
+fn each_capture_of_a_name_is_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.pcap");
+    let captures: Vec<_> = (0..4).map(|_| Capture::create(&path).unwrap()).collect();
+    let paths = captures
+        .iter()
+        .map(|capture| capture.writer.lock().unwrap().path.clone());
+    let files: std::collections::BTreeSet<_> = paths.filter(|path| path.is_file()).collect();
+    assert!(files.len() == 4 && files.contains(&path), "{files:?}");
+}
+
 #[test]
 fn a_quiet_link_still_writes_its_last_packets_down() {
     let folder = tempfile::tempdir().unwrap();
