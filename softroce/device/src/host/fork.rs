@@ -74,7 +74,8 @@ impl Change {
 
 impl Drop for Change {
     fn drop(&mut self) {
-        CHANGES.fetch_sub(1, Ordering::Release);
+        // None is counted in a child of a fork from a signal handler amid the change.
+        let _ = CHANGES.fetch_update(Ordering::Release, Ordering::Relaxed, |changes| changes.checked_sub(1));
     }
 }
 
