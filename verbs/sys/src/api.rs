@@ -260,6 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri loads no libraries")]
     fn a_missing_library_is_an_error_that_says_what_to_do() {
         // SAFETY: there is no such library.
         let error = unsafe { open("libdoorbell-is-not-there.so.1", "install it") }.unwrap_err();

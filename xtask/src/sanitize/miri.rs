@@ -1,47 +1,105 @@
-//! Miri: undefined behaviour, on the tests of each crate that need nothing that Miri lacks:
-//! sockets, memfds, child processes, system calls of their own.
+//! Miri: undefined behaviour, in the tests of each crate that need nothing that Miri lacks:
+//! sockets, memfds, child processes, foreign libraries.
 
-use super::{KERNELS, folder};
+use super::folder;
 use crate::{
-    ci::{self, Verdict},
+    ci::{self, Counts, Verdict},
     setup, workspace,
 };
 use anyhow::{Context, Result};
-use std::process::{Command, Stdio};
+use std::{
+    process::{Command, Stdio},
+    time::Instant,
+};
 
 /// Files and clocks are the host's. Devices and peers address registered memory by number, so its
 /// provenance is exposed. Memory that a device keeps is leaked.
 const FLAGS: &str = "-Zmiri-disable-isolation -Zmiri-permissive-provenance -Zmiri-ignore-leaks";
 
-/// Arguments of `cargo miri test`.
-const RUNS: [&[&str]; 6] = [
-    &["--package", "doorbell-verbs-sys", "--lib"],
-    &["--package", "doorbell-verbs", "--test", "verbs"],
-    &["--package", "doorbell-roce-proto", "--lib"],
-    &[
-        "--package",
+enum Part {
+    /// The arguments after the package's, and what the tests that are left out need.
+    Tests(&'static [&'static str], &'static str),
+    /// Why there is nothing to run.
+    None(&'static str),
+}
+use Part::{None as Nothing, Tests};
+
+/// Every package of the workspace.
+const PACKAGES: [(&str, Part); 21] = [
+    ("doorbell-verbs-sys", Tests(&["--lib"], "foreign libraries")),
+    (
+        "doorbell-verbs",
+        Tests(
+            &["--test", "verbs"],
+            "sockets, poll(2), memfds, huge pages, foreign libraries, a compiler",
+        ),
+    ),
+    ("doorbell-trust", Nothing("its tests are processes of several users")),
+    ("doorbell-roce-proto", Tests(&["--lib"], "nothing")),
+    (
         "doorbell-softroce",
-        "--lib",
-        "--",
-        "combining_lock",
-        "wakeup::tests",
-        "memory::table",
-        "links::shm_ring::record",
-        "links::udp::fault",
-    ],
-    &KERNELS,
-    &[
-        "--package",
+        Tests(
+            &[
+                "--lib",
+                "--",
+                "combining_lock",
+                "wakeup::tests",
+                "memory::table",
+                "links::shm_ring::record",
+                "links::udp::fault",
+            ],
+            "sockets, memfds, poll(2)",
+        ),
+    ),
+    ("doorbell-softroce-ibverbs", Nothing("its tests open devices: sockets")),
+    (
+        "doorbell-softroce-rdmacm",
+        Nothing("its tests open devices and bind ports: sockets"),
+    ),
+    ("doorbell-dropin", Nothing("symbols in assembly, tested in C programs")),
+    ("doorbell-sysfs", Tests(&["--lib"], "child processes")),
+    ("doorbell-gpudirect", Tests(&["--lib"], "nothing")),
+    (
+        "doorbell-cuda",
+        Nothing("its tests call a CUDA driver: foreign libraries"),
+    ),
+    (
+        "doorbell-cuda-standin",
+        Nothing("a foreign library for the tests of others"),
+    ),
+    ("doorbell-nvml", Nothing("its tests call NVML: foreign libraries")),
+    (
+        "doorbell-collectives",
+        Tests(&["--lib", "kernel::"], "devices: sockets"),
+    ),
+    (
+        "doorbell-perftest",
+        Nothing("no unsafe code (cargo xtask ci --only safe)"),
+    ),
+    ("doorbell-perftest-sys", Nothing("system calls that Miri lacks")),
+    (
+        "doorbell-examples",
+        Nothing("no unsafe code (cargo xtask ci --only safe)"),
+    ),
+    ("doorbell-tests", Nothing("devices and child processes")),
+    (
         "doorbell-fuzz",
-        "--test",
-        "corpus",
-        "--",
-        "endpoint",
-        "connection_manager",
-        "bootstrap",
-        "classic",
-        "result",
-    ],
+        Tests(
+            &[
+                "--test",
+                "corpus",
+                "--",
+                "endpoint",
+                "connection_manager",
+                "bootstrap",
+                "classic",
+                "result",
+            ],
+            "memfds and sockets",
+        ),
+    ),
+    ("doorbell-instructions", Nothing("programs under valgrind")),
+    ("xtask", Nothing("no unsafe code")),
 ];
 
 pub(super) fn run() -> Result<Verdict> {
@@ -50,22 +108,27 @@ pub(super) fn run() -> Result<Verdict> {
             "no toolchain with Miri (rustup component add miri rust-src --toolchain nightly)".into(),
         ));
     }
-    let mut total: Option<Verdict> = None;
-    for arguments in RUNS {
+    let mut total = Verdict::Counted(Counts::default(), None);
+    let mut lines = Vec::new();
+    for (package, part) in &PACKAGES {
+        let (arguments, without) = match part {
+            Tests(arguments, without) => (*arguments, without),
+            Nothing(why) => {
+                lines.push(format!("{package}: not run: {why}"));
+                continue;
+            }
+        };
         let mut command = cargo_miri();
-        command
-            .arg("test")
-            .arg("--target-dir")
-            .arg(folder("miri")?)
-            .args(arguments);
+        command.arg("test").arg("--target-dir").arg(folder("miri")?);
+        command.args(["--package", package]).args(arguments);
         command.env("MIRIFLAGS", FLAGS).env("PROPTEST_CASES", "4");
-        let verdict = ci::tests(&mut command)?;
-        total = Some(match total {
-            Some(before) => before.and(verdict),
-            None => verdict,
-        });
+        let since = Instant::now();
+        total = total.and(ci::tests(&mut command)?);
+        let seconds = since.elapsed().as_secs_f64();
+        lines.push(format!("{package}: {seconds:.0} s; left out: {without}"));
     }
-    total.context("there are no runs")
+    lines.iter().for_each(|line| println!("-- {line}"));
+    Ok(total)
 }
 
 /// A nightly's, as Miri comes with no other; by rustup, whatever toolchain runs this program.
@@ -94,4 +157,21 @@ fn has_miri() -> Result<bool> {
         .stderr(Stdio::null())
         .status();
     Ok(status.context("cannot run rustup")?.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn every_package_is_listed() {
+        let members = fs::read_to_string(workspace().join("Cargo.toml")).unwrap();
+        let members = members.split_once("members = [").unwrap().1.split_once(']').unwrap().0;
+        for member in members.split('"').skip(1).step_by(2) {
+            let manifest = fs::read_to_string(workspace().join(member).join("Cargo.toml")).unwrap();
+            let name = manifest.split("name = \"").nth(1).unwrap().split('"').next().unwrap();
+            assert!(PACKAGES.iter().any(|(listed, _)| *listed == name), "{name}");
+        }
+    }
 }
