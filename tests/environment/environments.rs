@@ -1,9 +1,11 @@
 //! The environments: how a process is put into each, by a shell script whose arguments are the
 //! command.
 
-use anyhow::{Result, ensure};
 use std::path::{Path, PathBuf};
-use std::{fs, io, process};
+use std::time::Duration;
+use std::{fs, io, process, thread};
+
+use anyhow::{Context, Result, ensure};
 
 /// Where both ends of an operation run, or the client alone.
 pub(crate) struct Environment {
@@ -109,7 +111,8 @@ pub(crate) fn refuse_process_vm() -> Result<()> {
         len: filter.len() as u16,
         filter: filter.as_mut_ptr(),
     };
-    // SAFETY: prctl(2) reads the program and the filter, which are live, with their true length.
+    // SAFETY: prctl(2) reads the program and the filter, which are live, with their true length; it
+    // restricts system calls alone.
     let result = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
         libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
@@ -119,27 +122,37 @@ pub(crate) fn refuse_process_vm() -> Result<()> {
 }
 
 /// A cgroup with limited memory, removed when dropped: after its processes.
-pub(crate) struct Cgroup(pub(crate) PathBuf);
+pub(crate) struct Cgroup(PathBuf);
 
 impl Cgroup {
     pub(crate) fn new() -> Result<Self> {
-        const LIMIT: &str = "134217728";
+        // Version 1, and 2.
         let places = [
             ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
             ("/sys/fs/cgroup", "memory.max"),
         ];
         let limited = places.iter().find_map(|(parent, file)| {
             let group = Self(Path::new(parent).join(format!("doorbell-test-{}", process::id())));
-            fs::create_dir(&group.0).ok()?;
-            fs::write(group.0.join(file), LIMIT).ok()?;
+            fs::create_dir(group.folder()).ok()?;
+            fs::write(group.folder().join(file), (128 << 20).to_string()).ok()?;
             Some(group)
         });
-        limited.ok_or_else(|| anyhow::anyhow!("no memory cgroup can be created"))
+        limited.context("no memory cgroup can be created")
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.0
     }
 }
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.0);
+        // Processes that were killed are members until they have ended.
+        for _ in 0..100 {
+            match fs::remove_dir(self.folder()) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => thread::sleep(Duration::from_millis(10)),
+                _ => return,
+            }
+        }
     }
 }
