@@ -26,9 +26,6 @@ const UNNAMED_IN_C: &[&str] = &[
     "ibv_send_wr_tso",
 ];
 
-/// Types that rdma-sys 0.3.0 defines with private fields.
-const NOT_IN_RDMA_SYS: &[&str] = &["ibv_ops_wr"];
-
 struct Aggregate {
     keyword: &'static str,
     fields: Vec<(String, String)>,
@@ -51,7 +48,6 @@ fn main() {
         "use libc::{\n    pthread_cond_t, pthread_mutex_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t, timespec,\n};\n",
     );
     write_types(&mut out, &aggregates);
-    write_rdma_sys(&mut out, &aggregates);
     write_constants(&mut out, &bindings);
     let tables = [("libibverbs.so.1", "api.rs"), ("librdmacm.so.1", "rdmacm/mod.rs")];
     write_symbols(
@@ -156,34 +152,6 @@ fn write_types(out: &mut String, aggregates: &BTreeMap<String, Aggregate>) {
         let mut found = Vec::new();
         leaves(aggregates, &aggregate.fields, "", "", &mut found);
         write_type(out, &format!("{} {name}", aggregate.keyword), name, &found);
-    }
-    out.push_str("];\n");
-}
-
-/// Only the fields of named members: rdma-sys names the unnamed ones differently.
-fn write_rdma_sys(out: &mut String, aggregates: &BTreeMap<String, Aggregate>) {
-    out.push_str("#[cfg(feature = \"rdma-sys\")]\npub(crate) static RDMA_SYS: &[(Type, Type)] = &[\n");
-    for (name, aggregate) in aggregates
-        .iter()
-        .filter(|(name, a)| !is_unnamed(name) && !a.is_opaque())
-    {
-        if NOT_IN_RDMA_SYS.contains(&name.as_str()) {
-            continue;
-        }
-        let plain: Vec<Leaf> = aggregate
-            .fields
-            .iter()
-            .filter(|(field, _)| !field.starts_with("anon_"))
-            .map(|(field, ty)| Leaf {
-                rust: field.clone(),
-                c: field.clone(),
-                ty: ty.clone(),
-            })
-            .collect();
-        out.push('(');
-        write_type(out, name, name, &plain);
-        write_type(out, name, &format!("rdma_sys::{name}"), &plain);
-        out.push_str("),\n");
     }
     out.push_str("];\n");
 }

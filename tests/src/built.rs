@@ -20,9 +20,6 @@ pub fn built() -> &'static Path {
         }
         // The features of `cargo test --workspace`: with others most packages would be built again.
         cargo.args(["--workspace", "--lib", "--examples", "--bin", "doorbell"]);
-        if cfg!(feature = "rdma-sys") {
-            cargo.args(["--features", "doorbell-tests/rdma-sys"]);
-        }
         let status = cargo
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .status()

@@ -3,6 +3,7 @@
 mod apt;
 mod ci;
 mod classic;
+mod dist;
 mod fuzz;
 mod goals;
 mod instructions;
@@ -28,6 +29,7 @@ Usage: cargo xtask COMMAND [OPTIONS]
 
 Commands:
   ci               check everything
+  dist             make the SBOM of a release
   fuzz             run the fuzz targets of tests/fuzz for a time, or show their coverage
   goals            judge the project's goals by `doorbell limits`
   install-classic  link ib_write_bw and its like to the doorbell command
@@ -57,6 +59,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<u8> {
     use lexopt::prelude::*;
     match arguments.next()? {
         Some(Value(command)) if command == "ci" => ci::main(arguments),
+        Some(Value(command)) if command == "dist" => dist::main(arguments),
         Some(Value(command)) if command == "fuzz" => fuzz::main(arguments),
         Some(Value(command)) if command == "goals" => goals::main(arguments),
         Some(Value(command)) if command == "install-classic" => classic::main(arguments),

@@ -18,7 +18,7 @@ pub(crate) const QEMU: Need = Need {
 /// The folder of Debian's libclang 14. `rdma-sys` 0.3.0 builds with 15 at most.
 pub(crate) const LIBCLANG: &str = "/usr/lib/llvm-14/lib";
 
-/// Needed to check the ABI against the C headers and `rdma-sys`.
+/// Needed to check the ABI against the C headers, and by crates that run bindgen on them.
 pub(crate) const ABI: [Need; 4] = [
     Need {
         package: "pkg-config",

@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use arbitrary::{Result, Unstructured};
 use doorbell_softroce::links::shm_ring::segment::SegmentId;
 use doorbell_softroce::links::shm_ring::{
-    HEADER, LARGEST, Payload, Received, Receiver, Record, RecordKind, Reference, Referrer, Sender,
+    Disposition, HEADER, LARGEST, Payload, Received, Receiver, Record, RecordKind, Reference, Referrer, Sender,
 };
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -21,6 +21,13 @@ const REFERRER: Referrer<'static> = Referrer { qpn: 1, keys: &[2] };
 const AREAS: [u64; 5] = [0, 64, 128, 192, 4096];
 const SLOT: u64 = 256;
 const SEGMENT_LEN: u64 = 4096;
+/// Mostly consumed.
+const TAKES: [Disposition; 4] = [
+    Disposition::Consumed,
+    Disposition::Consumed,
+    Disposition::Retained,
+    Disposition::Deferred,
+];
 
 /// A file as another process gives it: sealed against shrinking.
 pub(crate) fn sealed(len: u64) -> OwnedFd {
@@ -63,7 +70,7 @@ impl Ring {
         match input.arbitrary::<u8>()? % 8 {
             0 | 1 => self.send_inline(input)?,
             2 => self.send_referred(input)?,
-            3 | 4 => self.receive(),
+            3 | 4 => self.receive(*input.choose(&TAKES)?),
             5 => self.write(input)?,
             6 => self.write_record(input)?,
             _ => self.control(input)?,
@@ -118,19 +125,25 @@ impl Ring {
         }
     }
 
-    fn receive(&mut self) {
+    fn receive(&mut self, after: Disposition) {
+        let inline = self.receiver.next_is_inline();
         let copy = |received: Received<'_>| {
             assert!(received.header.len() <= HEADER && received.body.len() <= LARGEST);
             let mut payload = vec![0; received.body.len()];
             let copied = received.body.copy_to_slice(0, &mut payload);
-            (received.header.to_vec(), payload, copied.is_ok())
+            (after, (received.header.to_vec(), payload, copied.is_ok()))
         };
-        match self.receiver.pop(copy) {
+        match self.receiver.pop_with(copy) {
             Ok(Some((header, payload, copied))) if self.genuine => {
                 assert!(copied);
-                assert_eq!(self.sent.pop_front(), Some((header, payload)));
+                assert_eq!(self.sent.front(), Some(&(header, payload)));
+                if !matches!(after, Disposition::Deferred) {
+                    self.sent.pop_front();
+                }
             }
-            Ok(None) if self.genuine => assert!(self.sent.is_empty(), "a record is lost"),
+            Ok(None) => {
+                assert!(!inline && (!self.genuine || self.sent.is_empty()), "a record is lost");
+            }
             Ok(_) => {}
             Err(_) => self.corrupt(),
         }
@@ -171,7 +184,7 @@ impl Ring {
 
     fn control(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
         let id = SegmentId(input.int_in_range(1..=2)?);
-        let done = match input.arbitrary::<u8>()? % 8 {
+        let done = match input.arbitrary::<u8>()? % 9 {
             0 => self.sender.request_credit_wakeup().map(drop),
             1 => self.sender.revoke_region(2),
             2 => self.sender.revoke_qp(1),
@@ -189,7 +202,14 @@ impl Ring {
                 Ok(())
             }
             6 => {
+                let _ = self.receiver.was_revoked();
                 self.receiver.release();
+                Ok(())
+            }
+            7 => {
+                self.receiver.enable_device_memory();
+                self.receiver.add_device_memory(input.arbitrary()?);
+                self.receiver.remove_segment(id);
                 Ok(())
             }
             _ => {

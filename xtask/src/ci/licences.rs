@@ -1,4 +1,4 @@
-//! Licences and origins of our dependencies, as `deny.toml` allows them.
+//! Licences, origins and advisories of our dependencies, as `deny.toml` allows them.
 //!
 //! Runs `cargo deny` where it is installed, without its advisory database; elsewhere checks by the
 //! same file from cargo's output, as building cargo-deny would take longer than all other steps.
@@ -13,9 +13,6 @@ use std::fs;
 
 /// The only place that dependencies come from.
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
-
-/// Packages whose manifest names a file, and its licence. cargo-deny recognises texts itself.
-const READ_BY_US: &[(&str, &str)] = &[("rdma-sys", "MIT")];
 
 pub(super) fn check(_: Scope) -> Result<Verdict> {
     if setup::in_path("cargo-deny") {
@@ -48,6 +45,18 @@ pub(super) fn check(_: Scope) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
+/// With cargo-deny and the RustSec database, which has to be fetched: skipped where either is absent.
+pub(super) fn advisories(_: Scope) -> Result<Verdict> {
+    if !setup::in_path("cargo-deny") {
+        return Ok(Verdict::Skipped("cargo-deny is not installed".to_owned()));
+    }
+    let fetched = command(&["deny", "fetch", "db"]).output().context("cannot run cargo")?;
+    if !fetched.status.success() {
+        return Ok(Verdict::Skipped("the advisory database cannot be fetched".to_owned()));
+    }
+    succeed(&mut command(&["deny", "--offline", "check", "advisories"]))
+}
+
 fn allowed(deny: &str) -> Result<Vec<String>> {
     let section = deny.split_once("[licenses]").context("deny.toml has no [licenses]")?.1;
     let list = section
@@ -62,19 +71,12 @@ fn refused(tree: &str, allowed: &[String]) -> Vec<String> {
         .lines()
         .map(|line| line.strip_suffix(" (*)").unwrap_or(line))
         .filter_map(|line| line.split_once('|'))
-        .filter(|(package, licence)| !is_allowed(licence_of(package, licence), allowed))
+        .filter(|(_, licence)| !is_allowed(licence, allowed))
         .map(|(package, licence)| format!("{package} has the licence {licence:?}, which deny.toml does not allow"))
         .collect();
     faults.sort();
     faults.dedup();
     faults
-}
-
-/// `package` is `NAME vVERSION …`.
-fn licence_of<'a>(package: &str, stated: &'a str) -> &'a str {
-    let name = package.split(' ').next().unwrap_or_default();
-    let read = READ_BY_US.iter().find(|(known, _)| *known == name);
-    read.map_or(stated, |(_, licence)| if stated.is_empty() { licence } else { stated })
 }
 
 fn foreign(lock: &str) -> Vec<String> {
@@ -171,7 +173,7 @@ mod tests {
 
     #[test]
     fn what_is_refused_is_named_once() {
-        let tree = "a v1.0.0|MIT\nrdma-sys v0.3.0|\nb v2.0.0|GPL-3.0\nb v2.0.0|GPL-3.0 (*)\n\nc v1.0.0|\n";
+        let tree = "a v1.0.0|MIT\nb v2.0.0|GPL-3.0\nb v2.0.0|GPL-3.0 (*)\n\nc v1.0.0|\n";
         let faults = refused(tree, &list(&["MIT"]));
         assert_eq!(faults.len(), 2, "{faults:?}");
         assert!(

@@ -22,6 +22,7 @@ Usage: cargo xtask fuzz [OPTIONS] [TARGET]...
 
 Options:
       --minutes N  time for all targets together, in equal parts [default: 10]
+      --plain      without AddressSanitizer: for targets of safe code, some times as many executions
       --minimize   afterwards replace the committed corpora by small ones of the same coverage
       --coverage   fuzz nothing: replay the committed corpora, show the regions of each parser
   -h, --help       show this
@@ -37,6 +38,7 @@ const MINUTES: f64 = 5.0;
 
 struct Call {
     minutes: f64,
+    is_plain: bool,
     minimize: bool,
     coverage: bool,
     targets: Vec<String>,
@@ -68,6 +70,7 @@ pub(crate) fn check(_: Scope) -> Result<Verdict> {
     let count = targets.len() as u64;
     let call = Call {
         minutes: MINUTES,
+        is_plain: false,
         minimize: false,
         coverage: false,
         targets,
@@ -101,6 +104,7 @@ fn parse(mut arguments: lexopt::Parser, known: &[String]) -> Result<Option<Call>
     use lexopt::prelude::*;
     let mut call = Call {
         minutes: 10.0,
+        is_plain: false,
         minimize: false,
         coverage: false,
         targets: Vec::new(),
@@ -112,6 +116,7 @@ fn parse(mut arguments: lexopt::Parser, known: &[String]) -> Result<Option<Call>
                 return Ok(None);
             }
             Long("minutes") => call.minutes = arguments.value()?.parse()?,
+            Long("plain") => call.is_plain = true,
             Long("minimize") => call.minimize = true,
             Long("coverage") => call.coverage = true,
             Value(name) => call.targets.push(name.string()?),
@@ -132,7 +137,7 @@ fn parse(mut arguments: lexopt::Parser, known: &[String]) -> Result<Option<Call>
 
 /// Runs the targets in turns and prints the table; returns how many failed.
 fn fuzz(call: &Call) -> Result<u64> {
-    let programs = run::build(&call.targets)?;
+    let programs = run::build(&call.targets, call.is_plain)?;
     let time = Duration::from_secs_f64(call.minutes * 60.0 / call.targets.len() as f64);
     let mut outcomes = Vec::new();
     for target in &call.targets {

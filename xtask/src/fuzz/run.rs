@@ -18,7 +18,8 @@ use std::{
 /// Coverage as libFuzzer takes it, and the checks of a debug build at the speed of a release.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
-    -Cllvm-args=-sanitizer-coverage-trace-compares -Zsanitizer=address -Cdebug-assertions -Coverflow-checks";
+    -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions -Coverflow-checks";
+const ADDRESS: &str = "-Zsanitizer=address";
 
 /// Of an input, in bytes.
 const MAX_LEN: usize = 4096;
@@ -44,13 +45,22 @@ pub(super) struct Outcome {
 }
 
 /// Builds the targets; returns the folder of the programs.
-pub(super) fn build(targets: &[String]) -> Result<PathBuf> {
-    let (host, folder) = (sanitize::host()?, folder()?.join("build"));
+pub(super) fn build(targets: &[String], is_plain: bool) -> Result<PathBuf> {
+    let (name, sanitizer) = if is_plain {
+        ("build-plain", "")
+    } else {
+        ("build", ADDRESS)
+    };
+    let (host, folder) = (sanitize::host()?, folder()?.join(name));
     let mut cargo = command(&["build", "--release", "--locked", "--package", "doorbell-fuzz"]);
     cargo.args(["--features", "libfuzzer", "--target", &host]);
     cargo.args(targets.iter().flat_map(|target| ["--bin", target]));
     cargo.arg("--target-dir").arg(&folder);
-    succeed(cargo.env("RUSTFLAGS", FLAGS).env("RUSTC_BOOTSTRAP", "1"))?;
+    succeed(
+        cargo
+            .env("RUSTFLAGS", format!("{FLAGS} {sanitizer}"))
+            .env("RUSTC_BOOTSTRAP", "1"),
+    )?;
     Ok(folder.join(host).join("release"))
 }
 

@@ -1,6 +1,6 @@
 //! Packets: genuine ones, changed ones, made-up ones, and noise.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use arbitrary::{Result, Unstructured};
 use doorbell_roce_proto::cm::MAD_LEN;
@@ -8,13 +8,14 @@ use doorbell_roce_proto::wire::{
     self, Aeth, AtomicAckEth, AtomicEth, Bth, Credits, Deth, Extension, Ieth, ImmDt, Layout, Nak, Opcode, Reth,
     RnrTimer, Syndrome,
 };
-use doorbell_roce_proto::{Psn, Qpn};
+use doorbell_roce_proto::{Psn, Qpn, mad_of};
 
 use super::{FIRST_PSN, MTU, ON_LINK, OURS, QKEY, THEIR_QPN, THEIRS, UD, World, seal};
 
 /// Of a made-up packet.
 const MOST_PAYLOAD: usize = 300;
 const HEADERS: usize = 64;
+const STRANGER: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0x66));
 /// The queue pair of the connection managers, and its Q_Key (IBTA vol 1, 3.5.3 and 16.7.3).
 const CM: Qpn = Qpn::new(1);
 const CM_QKEY: u32 = 0x8001_0000;
@@ -73,6 +74,7 @@ impl World {
         let mut bth = Bth::new(opcode, dest, psn);
         [bth.ack_req, bth.solicited] = input.arbitrary()?;
         let extension = self.extension(input, opcode, len)?;
+        classify(opcode, &extension);
         let payload = vec![input.arbitrary()?; len];
         if index == ON_LINK {
             let mut headers = [0; HEADERS];
@@ -83,7 +85,17 @@ impl World {
         let mut packet = vec![0; wire::packet_len(opcode, len)];
         let start = wire::write(&mut packet, &bth, &extension, len).expect("the headers of the opcode");
         packet[start..start + len].copy_from_slice(&payload);
+        assert_eq!(
+            mad_of(&packet).is_some(),
+            dest == CM && opcode == Opcode::ud_send(false)
+        );
         let src = self.source(input, index)?;
+        let header = wire::ip_header(src, OURS, packet.len());
+        let addresses = wire::ip_header_addresses(&header);
+        assert_eq!(
+            addresses.map(|(src, dst)| (src.to_canonical(), dst.to_canonical())),
+            Some((src, OURS))
+        );
         seal(&mut packet, src);
         self.datagram(src, &packet);
         Ok(())
@@ -92,7 +104,11 @@ impl World {
     /// Mostly the peer's address.
     fn source(&self, input: &mut Unstructured<'_>, index: usize) -> Result<IpAddr> {
         let (right, other) = if index < 2 { (OURS, THEIRS) } else { (THEIRS, OURS) };
-        Ok(if input.arbitrary::<u8>()? < 240 { right } else { other })
+        Ok(match input.arbitrary::<u8>()? {
+            0..240 => right,
+            240..248 => other,
+            _ => STRANGER,
+        })
     }
 
     fn extension(&self, input: &mut Unstructured<'_>, opcode: Opcode, len: usize) -> Result<Extension> {
@@ -144,6 +160,7 @@ impl World {
         if let Some(grh) = bytes.first_chunk() {
             let _ = wire::ip_header_addresses(grh);
         }
+        let _ = mad_of(&bytes);
         let dest = if kind < 240 { self.qps[index].qpn } else { CM };
         if let Some(qpn) = bytes.get_mut(5..8) {
             qpn.copy_from_slice(&dest.get().to_be_bytes()[1..]);
@@ -160,10 +177,30 @@ impl World {
     }
 }
 
+/// What an opcode is must agree with the headers that it has.
+fn classify(opcode: Opcode, extension: &Extension) {
+    assert_eq!(opcode.has_imm(), extension.imm().is_some(), "{opcode:?}");
+    assert_eq!(
+        opcode.has_invalidate(),
+        matches!(extension, Extension::Ieth(_)),
+        "{opcode:?}"
+    );
+    assert_eq!(
+        opcode.layout().is_empty(),
+        matches!(extension, Extension::Bare),
+        "{opcode:?}"
+    );
+    assert!(opcode.is_request() || !opcode.needs_receive(), "{opcode:?}");
+}
+
 fn syndrome(input: &mut Unstructured<'_>) -> Result<Syndrome> {
     let code = input.arbitrary::<u8>()?;
     Ok(match code {
-        0..192 => Syndrome::Ack(Credits::from_code(code)),
+        0..192 => {
+            let credits = Credits::from_code(code);
+            assert!(credits.count().is_none_or(|count| count <= 1 << 15));
+            Syndrome::Ack(credits)
+        }
         192..208 => Syndrome::RnrNak(RnrTimer::from_code(code)),
         208..224 => Syndrome::Nak(Nak::PsnSequence),
         224..232 => Syndrome::Nak(Nak::InvalidRequest),

@@ -107,8 +107,11 @@ impl Receiver {
     }
 
     /// Handles the next record, if there is one; `take` returns what becomes of it.
+    ///
+    /// # Errors
+    /// As [`pop`](Self::pop).
     #[inline]
-    pub(crate) fn pop_with<R>(
+    pub fn pop_with<R>(
         &mut self,
         take: impl FnOnce(Received<'_>) -> (Disposition, R),
     ) -> Result<Option<R>, CorruptRing> {
@@ -119,8 +122,10 @@ impl Receiver {
         self.take(take).map(Some)
     }
 
+    /// Whether there is a next record, whose payload is in its slot.
+    #[must_use]
     #[inline]
-    pub(crate) fn next_is_inline(&self) -> bool {
+    pub fn next_is_inline(&self) -> bool {
         self.ring.ready(&self.map) && {
             let control = self
                 .map
@@ -177,7 +182,7 @@ impl Receiver {
 
     /// Whether the oldest retained record was revoked: checked after its references were read.
     #[must_use]
-    pub(crate) fn was_revoked(&self) -> bool {
+    pub fn was_revoked(&self) -> bool {
         Consumer::was_revoked(&self.map, self.ring.done())
     }
 
@@ -269,13 +274,13 @@ impl Receiver {
     }
 
     /// From now on the sender may share GPU memory.
-    pub(crate) fn enable_device_memory(&mut self) {
+    pub fn enable_device_memory(&mut self) {
         self.capabilities.0 |= Capabilities::DEVICES.0;
         self.map.set(Field::Capabilities, self.capabilities.0);
     }
 
     /// Announced GPU memory, in order among the segments, was imported; if not, no more is shared.
-    pub(crate) fn add_device_memory(&mut self, imported: bool) {
+    pub fn add_device_memory(&mut self, imported: bool) {
         if !imported {
             self.capabilities.0 &= !Capabilities::DEVICES.0;
             self.map.set(Field::Capabilities, self.capabilities.0);
@@ -283,7 +288,8 @@ impl Receiver {
         self.map.set(Field::Mapped, self.segments.skip());
     }
 
-    pub(crate) fn remove_segment(&mut self, id: SegmentId) {
+    /// The sender's segment is gone: records refer to it no more.
+    pub fn remove_segment(&mut self, id: SegmentId) {
         self.segments.remove(id);
     }
 }

@@ -193,7 +193,7 @@ impl Consumer {
         self.used_bulk || self.done() - self.credited >= BATCH.min(words.slots())
     }
 
-    /// No record is there: publishes the head without a fence. A producer that read an older head
+    /// No record is there, or the consumer sleeps: publishes the head without a fence. A producer that read an older head
     /// does not wait for these credits: they are less than a batch of slots and no bulk space, and
     /// it had more slots than that.
     pub(crate) fn publish_head(&mut self, words: &impl RingWords) {
@@ -222,7 +222,10 @@ impl Consumer {
     }
 
     /// Before sleeping. `false` when there is a record, so that the caller must not sleep.
-    pub(crate) fn sleep(&self, words: &impl RingWords) -> bool {
+    pub(crate) fn sleep(&mut self, words: &impl RingWords) -> bool {
+        // The last poll may have ended at its batch's end, with records taken since the head's
+        // publication, and no later one comes: a producer would wait for ever for their delivery.
+        self.publish_head(words);
         words.asleep().swap(1, Ordering::AcqRel);
         // With the fence in `Producer::must_wake`.
         fence(Ordering::SeqCst);

@@ -73,6 +73,20 @@ fn an_inline_record_is_detected_before_it_is_received() {
     assert!(!receiver.next_is_inline(), "all were received");
 }
 
+/// Whose progress the sender waits for before it counts a timeout as a retry.
+#[test]
+fn a_sleeping_receiver_has_published_what_it_took() {
+    let (mut sender, mut receiver) = ring();
+    let record = packet(b"header", Payload::Inline(&[7; 8]));
+    for taken in 1..=3 {
+        sender.push(&record, REFERRER).unwrap();
+        assert!(take(&mut receiver).is_some());
+        assert!(receiver.sleep());
+        assert_eq!(sender.progress(), (taken, taken));
+        receiver.awake();
+    }
+}
+
 /// Memory that others can map, and its file.
 struct Shared {
     file: File,

@@ -1,0 +1,162 @@
+//! A software bill of materials, in CycloneDX 1.5: <https://cyclonedx.org/docs/1.5/json/>.
+
+use crate::{
+    ci::{command, display},
+    sanitize, workspace,
+};
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+};
+
+/// The version of the workspace, and the text. Without a time and a serial number, so that the same
+/// sources give the same text.
+pub(super) fn make() -> Result<(String, String)> {
+    let mut cargo = command(&["metadata", "--format-version", "1", "--locked"]);
+    cargo.args(["--filter-platform", &sanitize::host()?]);
+    let output = cargo.output().context("cannot run cargo")?;
+    if !output.status.success() {
+        bail!(
+            "{}: {}",
+            display(&cargo),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    let metadata = serde_json::from_slice(&output.stdout).context("cargo's metadata is no JSON")?;
+    let lock = fs::read_to_string(workspace().join("Cargo.lock")).context("cannot read Cargo.lock")?;
+    let bill = bill(&metadata, &checksums(&lock))?;
+    let version = bill["metadata"]["component"]["version"].as_str().unwrap_or_default();
+    Ok((version.to_owned(), format!("{bill:#}\n")))
+}
+
+/// By name and version, of packages from the registry.
+fn checksums(lock: &str) -> BTreeMap<(String, String), String> {
+    let field = |package: &str, name: &str| {
+        let line = package.lines().find_map(|line| line.strip_prefix(name));
+        line.map(|value| value.trim_matches(['"', ' ', '=']).to_owned())
+    };
+    let packages = lock.split("[[package]]").skip(1);
+    packages
+        .filter_map(|package| {
+            let key = (field(package, "name = ")?, field(package, "version = ")?);
+            Some((key, field(package, "checksum = ")?))
+        })
+        .collect()
+}
+
+/// What the default members of the workspace are built from, as they are what gets installed.
+fn bill(metadata: &Value, checksums: &BTreeMap<(String, String), String>) -> Result<Value> {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let id = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let by_id = |values: &Value| -> BTreeMap<String, Value> {
+        list(values)
+            .into_iter()
+            .map(|value| (id(&value["id"]), value))
+            .collect()
+    };
+    let (packages, nodes) = (by_id(&metadata["packages"]), by_id(&metadata["resolve"]["nodes"]));
+    let roots: Vec<_> = list(&metadata["workspace_default_members"]).iter().map(id).collect();
+    let mut dependencies = BTreeMap::new();
+    let mut to_visit = roots.clone();
+    while let Some(package) = to_visit.pop() {
+        if dependencies.contains_key(&package) {
+            continue;
+        }
+        let node = nodes.get(&package).with_context(|| format!("no package {package}"))?;
+        let of_a_build = |dependency: &Value| list(&dependency["dep_kinds"]).iter().any(|kind| kind["kind"] != "dev");
+        let needed: BTreeSet<_> = list(&node["deps"])
+            .iter()
+            .filter(|dependency| of_a_build(dependency))
+            .map(|dependency| id(&dependency["pkg"]))
+            .collect();
+        to_visit.extend(needed.iter().cloned());
+        dependencies.insert(package, needed);
+    }
+    let reference = |id: &String| purl(&packages[id]);
+    let components: BTreeMap<_, _> = dependencies
+        .keys()
+        .map(|id| (reference(id), component(&packages[id], checksums)))
+        .collect();
+    let mut edges: BTreeMap<_, Vec<_>> = dependencies
+        .iter()
+        .map(|(id, needed)| (reference(id), needed.iter().map(reference).collect()))
+        .collect();
+    let version = packages
+        .get(&roots[0])
+        .map_or(Value::Null, |first| first["version"].clone());
+    let whole = format!("pkg:generic/doorbell@{}", version.as_str().unwrap_or_default());
+    edges.insert(whole.clone(), roots.iter().map(reference).collect());
+    Ok(json!({
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": { "component": {
+            "type": "application", "name": "doorbell", "version": version, "bom-ref": whole, "purl": whole,
+        }},
+        "components": components.into_values().collect::<Vec<_>>(),
+        "dependencies": edges.into_iter().map(|(of, on)| json!({ "ref": of, "dependsOn": on })).collect::<Vec<_>>(),
+    }))
+}
+
+/// A package URL: <https://github.com/package-url/purl-spec>.
+fn purl(package: &Value) -> String {
+    let field = |name: &str| package[name].as_str().unwrap_or_default().to_owned();
+    format!("pkg:cargo/{}@{}", field("name"), field("version").replace('+', "%2B"))
+}
+
+fn component(package: &Value, checksums: &BTreeMap<(String, String), String>) -> Value {
+    let field = |name: &str| package[name].as_str().unwrap_or_default().to_owned();
+    let mut component = json!({
+        "type": "library",
+        "bom-ref": purl(package),
+        "name": package["name"],
+        "version": package["version"],
+        "purl": purl(package),
+    });
+    // Older manifests separate the alternatives by a slash, which is no SPDX expression.
+    let licence = field("license").replace(" / ", " OR ").replace('/', " OR ");
+    if !licence.is_empty() {
+        component["licenses"] = json!([{ "expression": licence }]);
+    }
+    if let Some(checksum) = checksums.get(&(field("name"), field("version"))) {
+        component["hashes"] = json!([{ "alg": "SHA-256", "content": checksum }]);
+    }
+    component
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bill_has_what_is_built_and_not_what_tests_use() {
+        let package = |name: &str| json!({ "id": name, "name": name, "version": "1.0.0+x", "license": "MIT/ISC" });
+        let dependency = |name: &str, kind: Value| json!({ "pkg": name, "dep_kinds": [{ "kind": kind }] });
+        let node = |name: &str, deps: Value| json!({ "id": name, "deps": deps });
+        let packages = ["tool", "library", "builder", "checker", "other"].map(package);
+        let metadata = json!({
+            "packages": packages,
+            "workspace_default_members": ["tool"],
+            "resolve": { "nodes": [
+                node("tool", json!([dependency("library", Value::Null), dependency("checker", json!("dev"))])),
+                node("library", json!([dependency("builder", json!("build"))])),
+                node("builder", json!([])),
+                node("checker", json!([])),
+                node("other", json!([dependency("tool", Value::Null)])),
+            ]},
+        });
+        let lock = "[[package]]\nname = \"library\"\nversion = \"1.0.0+x\"\nchecksum = \"ab12\"\n";
+        let bill = bill(&metadata, &checksums(lock)).unwrap();
+        let components = bill["components"].as_array().unwrap();
+        let names: Vec<_> = components.iter().map(|component| component["name"].clone()).collect();
+        assert_eq!(names, ["builder", "library", "tool"]);
+        assert_eq!(components[1]["hashes"][0]["content"], "ab12");
+        assert_eq!(components[1]["purl"], "pkg:cargo/library@1.0.0%2Bx");
+        assert_eq!(components[1]["licenses"][0]["expression"], "MIT OR ISC");
+        let edges = bill["dependencies"].as_array().unwrap();
+        assert_eq!(edges.len(), 4, "{edges:?}");
+        assert_eq!(edges[2]["dependsOn"], json!(["pkg:cargo/library@1.0.0%2Bx"]));
+    }
+}
