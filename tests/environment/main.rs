@@ -3,14 +3,16 @@
 //! the test, as does a program that hangs, ends by a signal, or fails or falls back in more or less
 //! than one line.
 
+mod descriptors;
 mod environments;
 mod operations;
 mod rig;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::fs;
 use std::io::{self, Write as _};
+use std::mem;
 use std::path::Path;
 use std::sync::Mutex;
 use std::thread;
@@ -64,14 +66,21 @@ fn row(index: usize, environment: &Environment, programs: &Path) -> Row {
 
 fn cells(environment: &Environment, rig: &mut Rig) -> Row {
     let (mut cells, mut defects) = (vec![environment.name.to_owned()], Vec::new());
+    let mut all_said = BTreeSet::new();
     for (name, run) in operations::ALL {
-        match run(rig) {
+        let result = run(rig);
+        let said = mem::take(&mut rig.said);
+        match result {
+            Ok(cell) if said.is_empty() && !operations::FULL.contains(&&*cell) => {
+                defects.push(format!("{}: {name}: falls back to {cell} and says nothing", environment.name));
+            }
             Ok(cell) => cells.push(cell),
             Err(error) if error.is::<Failed>() => cells.push("fails".to_owned()),
             Err(error) => defects.push(format!("{}: {name}: {error:#}", environment.name)),
         }
+        all_said.extend(said);
     }
-    cells.push(rig.said.iter().map(String::as_str).collect::<Vec<_>>().join("<br>"));
+    cells.push(all_said.into_iter().collect::<Vec<_>>().join("<br>"));
     if defects.is_empty() {
         Row::Cells(cells)
     } else {

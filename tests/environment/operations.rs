@@ -14,6 +14,9 @@ pub(crate) const ALL: [Operation; 5] = [
     ("perftest", perftest),
 ];
 
+/// The cells of what works without restriction.
+pub(crate) const FULL: [&str; 3] = ["same address", "shared memory", "works"];
+
 /// A process opens the default device, twice, while another has it open: that of `doorbell run`,
 /// and the drop-in library's.
 fn join(rig: &mut Rig) -> Result<String> {
