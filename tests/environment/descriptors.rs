@@ -14,20 +14,35 @@ const PEER: &str = "TEST_PEER";
 #[test]
 fn a_connection_without_descriptors_fails_with_emfile() {
     let device = soft::open(0);
-    let cq = device.completion_queue(4).unwrap();
+    let cq = device.completion_queue(256).unwrap();
     let qp = device.protection_domain().unwrap().queue_pair(&cq).rc().unwrap();
     let endpoint = qp.endpoint().to_bytes().map(|byte| byte.to_string()).join(" ");
     let output = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "descriptors::connects_without_descriptors", "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            "descriptors::connects_without_descriptors",
+            "--ignored",
+            "--nocapture",
+        ])
         .env(PEER, format!("{} {endpoint}", std::process::id()))
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    let error = |of: &str| said.lines().find(|line| line.contains(of)).unwrap_or_else(|| panic!("{said}"));
+    let error = |of: &str| {
+        said.lines()
+            .find(|line| line.contains(of))
+            .unwrap_or_else(|| panic!("{said}"))
+    };
     let connecting = error("ibv_modify_qp");
-    assert!(connecting.ends_with("Too many open files (os error 24)"), "{connecting}");
+    assert!(
+        connecting.ends_with("Too many open files (os error 24)"),
+        "{connecting}"
+    );
     let opening = error("ibv_open_device");
-    assert!(opening.ends_with("raise the limit on descriptors (`ulimit -n`)"), "{opening}");
+    assert!(
+        opening.ends_with("raise the limit on descriptors (`ulimit -n`)"),
+        "{opening}"
+    );
 }
 
 #[test]
@@ -38,7 +53,7 @@ fn connects_without_descriptors() {
     let bytes: Vec<u8> = endpoint.split(' ').map(|byte| byte.parse().unwrap()).collect();
     let endpoint = Endpoint::from_bytes(bytes[..].try_into().unwrap()).unwrap();
     let device = soft::open_of(process.parse().unwrap(), 0);
-    let cq = device.completion_queue(4).unwrap();
+    let cq = device.completion_queue(256).unwrap();
     let qp = device.protection_domain().unwrap().queue_pair(&cq).rc().unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, 3, 3).unwrap();
     println!("\n{}", qp.connect(&endpoint).unwrap_err());

@@ -72,7 +72,10 @@ fn cells(environment: &Environment, rig: &mut Rig) -> Row {
         let said = mem::take(&mut rig.said);
         match result {
             Ok(cell) if said.is_empty() && !operations::FULL.contains(&&*cell) => {
-                defects.push(format!("{}: {name}: falls back to {cell} and says nothing", environment.name));
+                defects.push(format!(
+                    "{}: {name}: falls back to {cell} and says nothing",
+                    environment.name
+                ));
             }
             Ok(cell) => cells.push(cell),
             Err(error) if error.is::<Failed>() => cells.push("fails".to_owned()),
