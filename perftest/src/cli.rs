@@ -347,12 +347,6 @@ pub(crate) struct TestArgs {
     /// Serve one test after another until Ctrl-C, as sweeps need it
     #[arg(long, requires = "server")]
     pub(crate) forever: bool,
-    /// The most memory that a client's test may take here
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, requires = "server", default_value = "1G", help_heading = "Connection")]
-    pub(crate) client_memory: u64,
-    /// The longest that a client's test may take here
-    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, requires = "server", default_value = "3600", help_heading = "Connection")]
-    pub(crate) client_time: f64,
     /// Serve the process that started this one: announce the port on stdout, live as long as stdin
     /// is open
     #[arg(long, hide = true, requires = "server")]
@@ -436,9 +430,26 @@ pub(crate) struct TestArgs {
     )]
     pub(crate) bind: IpAddr,
     #[command(flatten)]
+    pub(crate) limits: LimitArgs,
+    #[command(flatten)]
     pub(crate) connection: ConnectionArgs,
     #[command(flatten)]
     pub(crate) soft: SoftArgs,
+}
+
+/// The limits of a client's test at a server.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Connection")]
+pub(crate) struct LimitArgs {
+    /// The most memory that a client's test may take here
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "1G", requires = "server")]
+    pub(crate) client_memory: u64,
+    /// The longest that a client's test may take here, with all its sizes and repeats
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, default_value = "3600", requires = "server")]
+    pub(crate) client_time: f64,
+    /// The most queue pairs that a client's test may have here
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), default_value_t = 128, requires = "server")]
+    pub(crate) client_qps: u32,
 }
 
 /// The control connection, and the attributes of the queue pairs.

@@ -9,8 +9,8 @@ use doorbell_gpudirect::Path;
 use crate::cli::{SoftArgs, TestArgs};
 use crate::device::{self, Device, Gpu, MemoryPlace, PORT, Reach, Side, Soft};
 use crate::diagnose::{self, Measured, NoiseMonitor, Peer, Port, Sources, Subject};
-use crate::exchange::{Control, GpuEnd, Listener, connect};
-use crate::failure::{Failure, one_line, refused};
+use crate::exchange::{Control, ExpectedTest, GpuEnd, Listener, connect};
+use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 use crate::orchestrate::{self, Announcement, Server};
 use crate::plan::{Kind, MEMORY_BUDGET, Plan, Verb};
@@ -19,7 +19,7 @@ use crate::report::{
     self, LinkKind, Metrics, OptionalColumns, Report, ReportedWarning, Row, Settings, Table, Thresholds, Warning,
 };
 use crate::run::raw;
-use crate::run::session::{self, Event, ExpectedTest, SessionContext};
+use crate::run::session::{self, Event, SessionContext};
 use crate::stats::Clock;
 use crate::units::show_bytes;
 
@@ -333,13 +333,14 @@ pub(crate) fn warnings(
     warnings
 }
 
-fn expected<'a>(kind: Kind, args: &TestArgs, token: Option<&'a str>) -> ExpectedTest<'a> {
+fn expected<'a>(kind: Kind, args: &'a TestArgs, device: &Device, token: Option<&'a str>) -> ExpectedTest<'a> {
     ExpectedTest {
         kind,
         verb: args.operation.name(),
+        gpu: device.gpu.is_some(),
         token,
-        // This process's own test has the limits of a plan.
-        memory: token.map_or(args.client_memory, |_| u64::MAX),
+        // This process's own test has the limits of every plan.
+        limits: token.is_none().then_some(&args.limits),
     }
 }
 
@@ -347,7 +348,7 @@ fn expected<'a>(kind: Kind, args: &TestArgs, token: Option<&'a str>) -> Expected
 fn server(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::catch()?;
     let device = open(args, Side::Single, Reach::Elsewhere)?;
-    let listener = Listener::bind(args.bind, args.connection.port)?;
+    let mut listener = Listener::bind(args.bind, args.connection.port)?;
     eprintln!(
         "doorbell: {} on {} waits for a client on {}",
         Plan::command(kind, args.operation.name()),
@@ -361,7 +362,8 @@ fn server(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
     };
     let standing = diagnose::standing(&Sources::of_this_machine(), &subject);
     standing.iter().for_each(Warning::print);
-    serve(&listener, &device, args, &expected(kind, args, None), None, &interrupt)
+    let expected = expected(kind, args, &device, None);
+    serve(&mut listener, &device, args, &expected, None, &interrupt)
 }
 
 fn child(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
@@ -372,7 +374,7 @@ fn child(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
         let listener = Listener::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), args.connection.port)?;
         Ok((device, listener))
     };
-    let (device, listener) = ready().inspect_err(|failure: &Failure| {
+    let (device, mut listener) = ready().inspect_err(|failure: &Failure| {
         drop(orchestrate::announce(&Announcement::Failed(
             failure.to_string(),
             failure.status(),
@@ -380,32 +382,19 @@ fn child(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
     })?;
     orchestrate::announce(&Announcement::Port(listener.address().port()))?;
     serve(
-        &listener,
+        &mut listener,
         &device,
         args,
-        &expected(kind, args, Some(&token)),
+        &expected(kind, args, &device, Some(&token)),
         Some(PARENT_TIMEOUT),
         &interrupt,
     )
 }
 
-/// Ends a stranger's test after the time that it may take.
-fn limit(control: &mut Control, args: &TestArgs, expected: &ExpectedTest<'_>) -> Result<(), Failure> {
-    if expected.token.is_some() {
-        return Ok(());
-    }
-    let reason = format!(
-        "its test has taken the server's --client-time of {} s",
-        args.client_time
-    );
-    control
-        .limit(Duration::from_secs_f64(args.client_time), reason)
-        .map_err(refused)
-}
-
-/// Serves the first valid client; with `--forever` one after the other, past failed tests.
+/// Serves the first client with a valid plan; with `--forever` one after the other, past failed
+/// tests.
 fn serve(
-    listener: &Listener,
+    listener: &mut Listener,
     device: &Device,
     args: &TestArgs,
     expected: &ExpectedTest<'_>,
@@ -414,31 +403,24 @@ fn serve(
 ) -> Result<(), Failure> {
     let mut within = within;
     loop {
-        let mut control = listener.accept(within, interrupt)?;
-        let greeted = session::handshake(&control, expected).and_then(|()| limit(&mut control, args, expected));
-        match greeted {
-            Ok(()) => {
-                let local = SessionContext {
-                    control: &control,
-                    device,
-                    gid_index: args.connection.gid_index,
-                };
-                let served = session::serve(local, expected);
-                if !args.forever {
-                    return served;
-                }
-                // A parent may pause between two tests, and ends this process when it has no more.
-                within = None;
-                match served {
-                    Err(Failure::Interrupted) => return Err(Failure::Interrupted),
-                    // The parent process reports it.
-                    Err(_) if args.child => {}
-                    Err(failure) => eprintln!("doorbell: the test of {} failed: {failure}", control.peer()),
-                    Ok(()) => {}
-                }
-            }
+        let (control, plan) = listener.accept(within, expected, interrupt)?;
+        let local = SessionContext {
+            control: &control,
+            device,
+            gid_index: args.connection.gid_index,
+        };
+        let served = session::serve(local, &plan);
+        if !args.forever {
+            return served;
+        }
+        // A parent may pause between two tests, and ends this process when it has no more.
+        within = None;
+        match served {
             Err(Failure::Interrupted) => return Err(Failure::Interrupted),
-            Err(failure) => eprintln!("doorbell: refused a client: {failure}"),
+            // The parent process reports it.
+            Err(_) if args.child => {}
+            Err(failure) => eprintln!("doorbell: the test of {} failed: {failure}", control.peer()),
+            Ok(()) => {}
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cli::{AtomicOperation, BwArgs, LatArgs, Operation, TestArgs};
+use crate::cli::{AtomicOperation, BwArgs, LatArgs, LimitArgs, Operation, TestArgs};
 use crate::failure::Failure;
 use crate::units::show_bytes;
 
@@ -19,6 +19,8 @@ const DEFAULT_VOLUME: u64 = 4 << 30;
 pub(crate) const MEMORY_BUDGET: u64 = 256 << 20;
 /// The most memory of a test at one end, whatever the plan requests.
 const MEMORY_LIMIT: u64 = 8 << 30;
+/// Memory of a work request in a queue, about.
+const WORK_REQUEST_BYTES: u64 = 128;
 /// The most queue pairs with messages in shared memory: each takes a file descriptor.
 const MAX_SHARED_QPS: u32 = 64;
 const MAX_INLINE: u32 = 4096;
@@ -317,6 +319,35 @@ impl Plan {
         Ok(())
     }
 
+    /// # Errors
+    /// One line with the server's option whose limit the plan exceeds.
+    pub(crate) fn check_limits(&self, limits: &LimitArgs) -> Result<(), String> {
+        let requests = u64::from(self.qps) * (u64::from(self.tx_depth) + u64::from(self.rx_depth));
+        let memory = self.registers_bytes().saturating_add(requests * WORK_REQUEST_BYTES);
+        // A test of a number of iterations ends when its time is up.
+        let seconds = self.duration().unwrap_or_default().as_secs_f64();
+        let seconds = seconds * self.sizes.len() as f64 * f64::from(self.repeat);
+        let over = |wanted, option, limit| Err(format!("{wanted}, over the server's {option} of {limit}"));
+        if self.qps > limits.client_qps {
+            over(
+                format!("{} queue pairs", self.qps),
+                "--client-qps",
+                limits.client_qps.to_string(),
+            )
+        } else if memory > limits.client_memory {
+            let limit = show_bytes(limits.client_memory);
+            over(format!("{} of memory", show_bytes(memory)), "--client-memory", limit)
+        } else if seconds > limits.client_time {
+            over(
+                format!("{seconds} s"),
+                "--client-time",
+                format!("{} s", limits.client_time),
+            )
+        } else {
+            Ok(())
+        }
+    }
+
     /// The test's name in results: `write_bw`.
     pub(crate) fn test_name(&self) -> String {
         format!("{}_{}", self.verb.name(), self.kind.name())
@@ -470,6 +501,27 @@ mod tests {
             "bw atomic --gpu 0",
         ] {
             assert_eq!(plan(line).expect_err(line).status(), 2, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_clients_plan_is_limited_by_the_server() {
+        let plan = plan("bw write -a -q 64 -D 10 --repeat 2").unwrap();
+        let memory = plan.registers_bytes() + 64 * (128 + 512) * WORK_REQUEST_BYTES;
+        let check = |client_qps, client_memory, client_time| {
+            plan.check_limits(&LimitArgs {
+                client_memory,
+                client_time,
+                client_qps,
+            })
+        };
+        assert_eq!(check(64, memory, 460.0), Ok(()));
+        for (refused, option) in [
+            (check(63, memory, 460.0), "--client-qps of 63"),
+            (check(64, memory - 1, 460.0), "--client-memory of"),
+            (check(64, memory, 459.9), "--client-time of 459.9 s"),
+        ] {
+            assert!(refused.unwrap_err().contains(option), "{option}");
         }
     }
 

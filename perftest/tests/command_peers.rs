@@ -133,8 +133,10 @@ fn two_commands_connect() {
 fn ends_with_different_tests_both_report_it() {
     let server = Server::start("lat write");
     let output = run(&format!("bw write localhost --port {} -d soft0", server.port));
+    // It continues to wait for its client.
+    signal(&server.child, Signal::SIGINT);
     let (status, server_output) = server.end();
-    assert_eq!((output.status.code(), status), (Some(1), Some(1)));
+    assert_eq!((output.status.code(), status), (Some(1), Some(130)));
     for text in [complaint(&output).join(""), server_output] {
         assert!(
             text.contains("'doorbell lat write'") && text.contains("'doorbell bw write'"),
@@ -223,14 +225,22 @@ fn an_interrupted_test_prints_what_it_has_and_exits_130() {
     assert!(report["results"][0]["iterations"].as_u64() > Some(0), "{report}");
 }
 
-fn send(port: u16, messages: &[&str]) -> String {
+/// A connection that has sent the preamble and these messages.
+fn connect(port: u16, messages: &[&str]) -> TcpStream {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    stream.write_all(b"DOORBELL").unwrap();
+    let mut bytes = b"DOORBELL".to_vec();
     for message in messages {
-        stream.write_all(&(message.len() as u32).to_be_bytes()).unwrap();
-        stream.write_all(message.as_bytes()).unwrap();
+        bytes.extend((message.len() as u32).to_be_bytes());
+        bytes.extend(message.as_bytes());
     }
+    // A server may refuse the first part, and close.
+    let _ = stream.write_all(&bytes);
+    stream
+}
+
+fn send(port: u16, messages: &[&str]) -> String {
+    let mut stream = connect(port, messages);
     let mut received = Vec::new();
     // What was received before a reset counts as well.
     let _ = stream.read_to_end(&mut received);
@@ -259,35 +269,82 @@ fn a_child_serves_only_its_parent() {
     assert_eq!(wait(&mut child), Some(1));
 }
 
+fn plan(sizes: &str, extent: &str, qps: u32) -> String {
+    format!(
+        r#"{{"plan":{{"kind":"bw","verb":"write","sizes":{sizes},"extent":{extent},"warmup":0,"qps":{qps},"tx_depth":1,"rx_depth":2,"post_list":1,"cq_mod":1,"inline":0,"inline_required":false,"mtu":null,"verify":false,"seed":1,"timeout":14,"retry":7}}}}"#
+    )
+}
+
+const ONCE: &str = r#"{"iterations":1}"#;
+
 #[test]
-fn nonsense_from_a_peer_is_one_line_and_no_panic() {
-    let plan = |sizes: &str, more: &str| {
-        format!(
-            r#"{{"plan":{{"kind":"bw","verb":"write","sizes":{sizes},"extent":{{"iterations":1}},"warmup":0,"qps":1,"tx_depth":1,"rx_depth":2,"post_list":1,"cq_mod":1,"inline":0,"inline_required":false,"mtu":null,"verify":false,"seed":1,"timeout":14,"retry":7{more}}}}}"#
-        )
-    };
-    let setup = r#"{"setup":{"bytes":64,"lanes":[{"endpoint":"zz","slots":1}]}}"#;
-    for (messages, hint) in [
+fn refused_clients_are_a_line_each_and_the_next_is_served() {
+    let refused = [
+        (plan("[1152921504606846976]", ONCE, 1), "sizes go from"),
+        (plan("[]", ONCE, 1), "1 to 64"),
+        (plan(r#"[64],"extra":1"#, ONCE, 1), "not a message"),
+        (r#""bye""#.to_owned(), "'plan' belongs"),
         (
-            vec![HELLO.to_owned(), plan("[1152921504606846976]", "")],
-            "sizes go from",
+            format!(r#"{{"failed":"{}"}}"#, "x".repeat(1 << 16)),
+            "16384 are the most",
         ),
-        (vec![HELLO.to_owned(), plan("[]", "")], "1 to 64"),
-        (vec![HELLO.to_owned(), plan("[64]", r#","extra":1"#)], "not a message"),
-        (
-            vec![HELLO.to_owned(), plan("[64]", ""), setup.to_owned()],
-            "makes no sense",
-        ),
-        (vec![HELLO.to_owned(), r#""bye""#.to_owned()], "'plan' belongs"),
-    ] {
-        let server = Server::start("bw write -d soft0");
-        let messages: Vec<_> = messages.iter().map(String::as_str).collect();
-        send(server.port, &messages);
-        let (status, output) = server.end();
-        assert_eq!(status, Some(1), "{output}");
+        // Beyond what this server allows.
+        (plan("[1073741824]", ONCE, 4), "--client-memory"),
+        (plan("[64]", r#"{"seconds":86400}"#, 1), "--client-time"),
+        (plan("[64,64,64]", r#"{"seconds":1800}"#, 1), "--client-time"),
+        (plan("[64]", ONCE, 1024), "--client-qps"),
+    ];
+    let server = Server::start("bw write -d soft0");
+    for (message, hint) in &refused {
+        let received = send(server.port, &[HELLO, message]);
         assert!(
-            output.contains(hint) && output.lines().count() == 1 && !output.contains("panicked"),
-            "{output}"
+            received.contains(hint) && received.lines().count() == 1,
+            "{hint}: {received}"
         );
     }
+    let client = run(&format!("bw write -d soft0 -n 10 127.0.0.1 --port {}", server.port));
+    assert!(client.status.success(), "{}", stderr(&client));
+    let (status, output) = server.end();
+    assert_eq!(status, Some(0), "{output}");
+    let lines: Vec<_> = output.lines().collect();
+    assert_eq!(lines.len(), refused.len(), "{output}");
+    for (line, (_, hint)) in lines.iter().zip(&refused) {
+        assert!(
+            line.starts_with("doorbell: refused 127.0.0.1:") && line.contains(hint),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn a_client_that_sends_no_plan_holds_no_server() {
+    let server = Server::start("bw write -d soft0");
+    let mut silent = connect(server.port, &[HELLO]);
+    // The preamble and the first byte of the server's hello, which the next client comes after.
+    silent.read_exact(&mut [0; 9]).unwrap();
+    let client = run(&format!("bw write -d soft0 -n 10 127.0.0.1 --port {}", server.port));
+    assert!(client.status.success(), "{}", stderr(&client));
+    assert_eq!(server.end(), (Some(0), String::new()));
+}
+
+#[test]
+fn nonsense_after_the_plan_ends_the_server_with_one_line() {
+    let server = Server::start("bw write -d soft0");
+    let setup = r#"{"setup":{"bytes":64,"lanes":[{"endpoint":"zz","slots":1}]}}"#;
+    send(server.port, &[HELLO, &plan("[64]", ONCE, 1), setup]);
+    let (status, output) = server.end();
+    assert_eq!(status, Some(1), "{output}");
+    assert!(
+        output.contains("makes no sense") && output.lines().count() == 1,
+        "{output}"
+    );
+}
+
+#[test]
+fn a_server_serves_what_its_options_allow() {
+    let server = Server::start("bw write -d soft0 --client-qps 130 --client-memory 2G --client-time 86400");
+    let line = format!("bw write -d soft0 -q 130 -n 10 127.0.0.1 --port {}", server.port);
+    let client = run(&line);
+    assert!(client.status.success(), "{}", stderr(&client));
+    assert_eq!(server.end().0, Some(0));
 }

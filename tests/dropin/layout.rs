@@ -138,6 +138,8 @@ fn mask_addresses(line: &str) -> String {
         let text = match masks {
             // These have variable width.
             Some("QPN" | "PSN") => "#".to_owned(),
+            // At least of this width: a key has as many digits as it needs.
+            Some("RKey") => "#".repeat(word.len().min(8)),
             Some(_) => "#".repeat(word.len()),
             None => word.to_owned(),
         };

@@ -20,7 +20,7 @@ pub(crate) fn connect(net: &mut Network, window: u32, mtu: Mtu, timeout: u8) -> 
     let qpns = addresses.map(|address| {
         let node = net.add(
             Endpoint::with_config(EndpointConfig {
-                seed: 1,
+                key: 1.into(),
                 window,
                 ..EndpointConfig::default()
             }),

@@ -1,9 +1,10 @@
-//! `cargo xtask sanitize`: the safe API over its in-memory provider and the device's lock-free
-//! parts, under AddressSanitizer, ThreadSanitizer, Valgrind, Miri and loom.
+//! `cargo xtask sanitize`: the safe API over its in-memory provider, the device, its C interfaces
+//! and the examples, under AddressSanitizer, ThreadSanitizer, Valgrind, Miri and loom.
 //!
 //! The sanitizers are unstable options of rustc, enabled through RUSTC_BOOTSTRAP. The standard
 //! library is not instrumented; `verbs/tests/sanitize` has the consequences and suppressions.
 
+mod dropin;
 mod miri;
 
 use crate::{
@@ -20,6 +21,7 @@ Usage: cargo xtask sanitize [TOOL]...
 
 Tools:
   address    AddressSanitizer and LeakSanitizer
+  dropin     stock programs on drop-in libraries with AddressSanitizer
   thread     ThreadSanitizer
   valgrind   memcheck
   loom       models of the lock-free parts, over all interleavings
@@ -35,11 +37,16 @@ struct Tool {
     run: fn() -> Result<Verdict>,
 }
 
-const TOOLS: [Tool; 5] = [
+const TOOLS: [Tool; 6] = [
     Tool {
         name: "address",
         needs: &[setup::SYMBOLIZER],
         run: address,
+    },
+    Tool {
+        name: "dropin",
+        needs: &setup::STOCK_SANITIZED,
+        run: dropin::run,
     },
     Tool {
         name: "thread",
@@ -77,8 +84,31 @@ const VERBS: [&str; 9] = [
 ];
 /// The soft device's unit tests, among them its progress thread and two threads that park.
 const DEVICE: [&str; 5] = ["--package", "doorbell-softroce", "--lib", "--locked", "--no-fail-fast"];
+/// Devices that share memory in one process, where the two have one mapping
+/// (`device/src/mapping.rs`), and in two. The standard library counts scoped threads unseen, and
+/// ThreadSanitizer has signal handlers of its own.
+const SHARED: [&str; 10] = [
+    "--package",
+    "doorbell-softroce",
+    "--test",
+    "shm",
+    "--locked",
+    "--",
+    "--skip",
+    "random::",
+    "--skip",
+    "signals::",
+];
 /// Reduction kernels, on memory that ends where they must stop.
 const KERNELS: [&str; 5] = ["--package", "doorbell-collectives", "--lib", "--locked", "kernel::"];
+/// Examples as programs, with both ends in one process or in several.
+const EXAMPLES: [&str; 5] = [
+    "--package",
+    "doorbell-examples",
+    "--tests",
+    "--locked",
+    "--no-fail-fast",
+];
 const BUT_THE_COMPILER: [&str; 3] = ["--", "--skip", "misuse"];
 
 /// The command-line form. Returns the exit status.
@@ -157,16 +187,19 @@ fn address() -> Result<Verdict> {
         suppressions("leaks.supp").display()
     );
     let mut verbs = tests("address", FLAGS)?;
-    let verbs = ci::tests(verbs.args(VERBS).args(BUT_THE_COMPILER).env("LSAN_OPTIONS", leaks))?;
+    let verbs = ci::tests(verbs.args(VERBS).args(BUT_THE_COMPILER).env("LSAN_OPTIONS", &leaks))?;
     let mut device = tests("address", FLAGS)?;
     device
         .args(DEVICE)
         .args(["--package", "doorbell-softroce-ibverbs", "--test", "api"])
+        .args(["--package", "doorbell-softroce-rdmacm", "--tests"])
         .args(["--package", "doorbell-tests", "--test", "conformance"]);
-    // These tests leak registered memory themselves.
+    // These tests leak registered memory and event channels themselves.
     let device = ci::tests(device.env("ASAN_OPTIONS", "detect_leaks=0"))?;
     let kernels = ci::tests(tests("address", FLAGS)?.args(KERNELS))?;
-    Ok(verbs.and(device).and(kernels))
+    let mut examples = tests("address", FLAGS)?;
+    let examples = ci::tests(examples.args(EXAMPLES).env("LSAN_OPTIONS", &leaks))?;
+    Ok(verbs.and(device).and(kernels).and(examples))
 }
 
 fn thread() -> Result<Verdict> {
@@ -181,7 +214,8 @@ fn thread() -> Result<Verdict> {
     };
     let verbs = run(&[&VERBS, &BUT_THE_COMPILER])?;
     let device = run(&[&DEVICE])?;
-    Ok(verbs.and(device))
+    let shared = run(&[&SHARED])?;
+    Ok(verbs.and(device).and(shared))
 }
 
 fn valgrind() -> Result<Verdict> {
@@ -199,9 +233,13 @@ fn loom() -> Result<Verdict> {
     ci::tests(command.args(["--lib", "--locked", "--no-fail-fast", "--", "model::"]))
 }
 
-/// `cargo test` with flags for the target, but not for build scripts and proc macros.
 fn tests(tool: &str, flags: &str) -> Result<Command> {
-    let mut command = ci::command(&["test", "--target"]);
+    cargo("test", tool, flags)
+}
+
+/// Cargo with flags for the target, but not for build scripts and proc macros.
+fn cargo(subcommand: &str, tool: &str, flags: &str) -> Result<Command> {
+    let mut command = ci::command(&[subcommand, "--target"]);
     command
         .arg(host()?)
         .arg("--target-dir")

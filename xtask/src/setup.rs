@@ -53,6 +53,18 @@ pub(crate) const STOCK: [Need; 3] = [
     },
 ];
 
+/// Stock programs, and a C linker for the sanitizer's runtime.
+pub(crate) const STOCK_SANITIZED: [Need; 5] = [
+    STOCK[0],
+    STOCK[1],
+    STOCK[2],
+    SYMBOLIZER,
+    Need {
+        package: "gcc",
+        found: || in_path("cc") && in_path("ar"),
+    },
+];
+
 pub(crate) const PEERS: [Need; 3] = [
     STOCK[2],
     Need {

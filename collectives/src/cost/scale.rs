@@ -56,7 +56,9 @@ impl Scale {
         };
         let (low, high) = (MARKS[below] as f64, MARKS[above] as f64);
         let (first, last) = (low * at[below], high * at[above]);
-        (first + (last - first) * (bytes - low) / (high - low)) / bytes
+        // Of two weights, so that no rounding makes it negative beside a rate of zero.
+        let weight = (bytes - low) / (high - low);
+        (first * (1.0 - weight) + last * weight) / bytes
     }
 
     pub(crate) fn marks(&self) -> impl Iterator<Item = (u64, f64)> + use<> {
@@ -78,6 +80,14 @@ mod tests {
         let between = (256.0 + 1024.0) / 2.0;
         assert!((scale.at(2304.0) * 2304.0 - between).abs() < 1e-9);
         assert_eq!(Scale::of(&[(64, -1.0)]).unwrap().at(64.0), 0.0);
+    }
+
+    #[test]
+    fn no_cost_is_negative_beside_a_rate_of_zero() {
+        let scale = Scale::of(&[(512, 0.7), (4 << 10, 0.0)]).unwrap();
+        for bytes in (1..=4 << 10).map(f64::from) {
+            assert!(scale.at(bytes) >= 0.0, "{bytes}: {}", scale.at(bytes));
+        }
     }
 
     #[test]

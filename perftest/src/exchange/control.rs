@@ -8,17 +8,16 @@
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, poll};
-
-use super::pending::{Greeted, Handshakes};
+use super::handshake::{ExpectedTest, Handshake};
 use super::{Message, frame, tcp};
 use crate::failure::{Failure, one_line, refused};
 use crate::interrupt::Interrupt;
+use crate::plan::Plan;
 
 /// Time limit for a reply that the peer can send at once.
 pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -37,33 +36,53 @@ pub(crate) struct Control {
     incoming: Mutex<Receiver<Result<Message, String>>>,
     attention: Arc<AtomicBool>,
     interrupt: Interrupt,
-    /// For messages of this end's own, such as of its time limit.
-    sender: SyncSender<Result<Message, String>>,
-    /// Dropped with this, which ends the time limit.
-    limit: Option<SyncSender<()>>,
+}
+
+/// Reads up to a deadline, whatever the peer sends.
+struct LimitedReader {
+    stream: TcpStream,
+    deadline: Option<Instant>,
+}
+
+impl Read for LimitedReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let now = Instant::now();
+            // It fails when no time is left.
+            self.stream
+                .set_read_timeout(self.deadline.map(|deadline| deadline.saturating_duration_since(now)))?;
+            match self.stream.read(buffer) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                read => return read,
+            }
+        }
+    }
 }
 
 impl Control {
-    /// After the preambles, and the peer's `first` message.
-    fn new(stream: TcpStream, first: Option<Message>, interrupt: &Interrupt) -> io::Result<Control> {
+    /// After what each side sends first. A test that lasts over `limit_s` fails.
+    fn new(stream: TcpStream, limit_s: Option<f64>, interrupt: &Interrupt) -> io::Result<Control> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
         tcp::set_keepalive(&stream)?;
         let peer = stream.peer_addr()?;
         let attention = Arc::new(AtomicBool::new(false));
         let (sender, receiver) = sync_channel(BACKLOG);
-        if let Some(first) = first {
-            // The channel is empty, and its receiver is here.
-            let _ = sender.try_send(Ok(first));
-        }
-        let own = sender.clone();
-        let mut reader = stream.try_clone()?;
+        let mut reader = LimitedReader {
+            stream: stream.try_clone()?,
+            deadline: limit_s.map(|limit| Instant::now() + Duration::from_secs_f64(limit)),
+        };
         let raise = Arc::clone(&attention);
         thread::Builder::new().name("control".into()).spawn(move || {
             loop {
                 let (received, last) = match frame::read(&mut reader) {
                     Ok(Some(message)) => (Ok(message), false),
                     Ok(None) => (Err(CLOSED_REASON.to_owned()), true),
+                    Err(_) if reader.deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
+                        let limit_s = limit_s.unwrap_or_default();
+                        let reason = format!("its test has taken the server's --client-time of {limit_s} s");
+                        (Ok(Message::Failed(reason)), true)
+                    }
                     Err(e) => (Err(one_line(&e.to_string())), true),
                 };
                 let listening = sender.send(received).is_ok();
@@ -79,24 +98,7 @@ impl Control {
             incoming: Mutex::new(receiver),
             attention,
             interrupt: interrupt.clone(),
-            sender: own,
-            limit: None,
         })
-    }
-
-    /// From `limit` on, unless it ends before, the next message is a failure with `reason`.
-    pub(crate) fn limit(&mut self, limit: Duration, reason: String) -> io::Result<()> {
-        let (keep, dropped) = sync_channel::<()>(0);
-        let (sender, raise) = (self.sender.clone(), Arc::clone(&self.attention));
-        thread::Builder::new().name("limit".into()).spawn(move || {
-            if dropped.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-                // A full channel has what this end reads first.
-                let _ = sender.send(Ok(Message::Failed(reason)));
-                raise.store(true, Ordering::Release);
-            }
-        })?;
-        self.limit = Some(keep);
-        Ok(())
     }
 
     pub(crate) fn peer(&self) -> SocketAddr {
@@ -247,53 +249,43 @@ pub(crate) fn connect(host: &str, port: u16, interrupt: &Interrupt) -> Result<Co
 }
 
 #[derive(Debug)]
-pub(crate) struct Listener {
-    acceptor: tcp::Acceptor,
-    handshakes: Mutex<Handshakes>,
-}
+pub(crate) struct Listener(tcp::Acceptor<Handshake>);
 
 impl Listener {
     /// As [`tcp::Acceptor::bind`].
     pub(crate) fn bind(address: IpAddr, port: u16) -> Result<Listener, Failure> {
         let address = SocketAddr::new(address, port);
-        tcp::Acceptor::bind(address, "--port", "--bind needs an address of this machine").map(|acceptor| Listener {
-            acceptor,
-            handshakes: Mutex::default(),
-        })
+        tcp::Acceptor::bind(address, "--port", "--bind needs an address of this machine").map(Listener)
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
-        self.acceptor.address()
+        self.0.address()
     }
 
-    /// Waits for a client's first message, which is the first that [`Control::receive`] returns.
-    /// Connections that do not speak the protocol are refused with a line on stderr, and delay no
-    /// other.
+    /// Waits for a client with the expected test, and returns its plan as well. Others are refused
+    /// with a line on stderr.
     ///
     /// # Errors
     /// [`Failure::Interrupted`]; [`Failure::Test`] when no client connected in time or the socket
     /// failed.
-    pub(crate) fn accept(&self, within: Option<Duration>, interrupt: &Interrupt) -> Result<Control, Failure> {
+    pub(crate) fn accept(
+        &mut self,
+        within: Option<Duration>,
+        expected: &ExpectedTest<'_>,
+        interrupt: &Interrupt,
+    ) -> Result<(Control, Plan), Failure> {
         let deadline = within.map(|within| Instant::now() + within);
-        let mut handshakes = self.handshakes.lock().unwrap_or_else(PoisonError::into_inner);
+        let limit_s = expected.limits.map(|limits| limits.client_time);
         loop {
-            while let Some((stream, peer)) = self.acceptor.try_accept()? {
-                handshakes.add(stream, peer);
+            let advance = |stream: &TcpStream, handshake: &mut Handshake| handshake.advance(stream, expected);
+            let (stream, peer, plan) = self.0.accept(deadline, interrupt, advance)?;
+            match stream
+                .set_nonblocking(false)
+                .and_then(|()| Control::new(stream, limit_s, interrupt))
+            {
+                Ok(control) => return Ok((control, plan)),
+                Err(e) => eprintln!("doorbell: refused {peer}: {}", one_line(&e.to_string())),
             }
-            while let Some(Greeted { stream, first }) = handshakes.advance() {
-                match stream
-                    .set_nonblocking(false)
-                    .and_then(|()| Control::new(stream, Some(first), interrupt))
-                {
-                    Ok(control) => return Ok(control),
-                    Err(e) => eprintln!("doorbell: refused a client: {}", one_line(&e.to_string())),
-                }
-            }
-            self.acceptor.check_wait(deadline, interrupt)?;
-            let sockets = handshakes.sockets().chain([self.acceptor.as_fd()]);
-            let mut sockets: Vec<_> = sockets.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-            // A signal ends it early, and the loop checks for Ctrl-C.
-            let _ = poll(&mut sockets, POLL_INTERVAL.as_millis() as u8);
         }
     }
 }

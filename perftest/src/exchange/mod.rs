@@ -15,15 +15,17 @@
 //!
 //! Either side may send `failed` with a reason at any time, and then closes.
 //!
-//! A frame is at most [`frame::LIMIT`] bytes, every awaited message has a deadline, and what a peer
-//! sends is validated before it is used: an unauthenticated peer can end a test, never crash it or
-//! make it allocate without bounds. TCP keepalive detects a host that vanishes.
+//! A server reads up to the plan from many connections at once, and serves the first whose plan it
+//! accepts. A frame is at most [`frame::LIMIT`] bytes, every awaited message has a deadline, and
+//! what a peer sends is validated before it is used: an unauthenticated peer can end a test, never
+//! crash it or make it allocate without bounds. TCP keepalive detects a host that vanishes.
 
 mod control;
 pub(crate) mod frame;
+mod handshake;
 mod message;
-mod pending;
 pub(crate) mod tcp;
 
 pub(crate) use control::{Control, Listener, REPLY_TIMEOUT, connect};
-pub(crate) use message::{Accepted, Finish, GpuEnd, Hello, Message, Outcome, QpSetup, Setup, check_hello};
+pub(crate) use handshake::{ExpectedTest, introduce};
+pub(crate) use message::{Accepted, Finish, GpuEnd, Hello, Message, Outcome, QpSetup, Setup};

@@ -1,12 +1,15 @@
-//! TCP between the two ends of a test: the client retries while the server may still be starting.
+//! TCP between the two ends of a test: the client retries while the server may still be starting,
+//! and the server accepts many connections of which one becomes its client.
 
+use std::cmp::Reverse;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect as connect_to, setsockopt, socket, sockopt,
 };
@@ -18,7 +21,13 @@ use crate::interrupt::Interrupt;
 /// How long a client retries while the server refuses.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const RETRY_DELAY: Duration = Duration::from_millis(50);
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// How often a wait checks for Ctrl-C and deadlines.
+const POLL_INTERVAL_MS: u8 = 50;
+/// How long an accepted connection may take to become the client.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Connections in their handshake. When there are more, the oldest one of the host with most is
+/// dropped.
+const MAX_PENDING: usize = 64;
 
 /// Connects to the first address that answers, from `source` if given.
 ///
@@ -82,25 +91,40 @@ pub(crate) fn set_keepalive(stream: &TcpStream) -> io::Result<()> {
     Ok(setsockopt(stream, sockopt::KeepAlive, &true)?)
 }
 
-/// A server's listening socket.
+/// A server's listening socket, and the connections that are not its client yet, each with its
+/// handshake's state `H`.
 #[derive(Debug)]
-pub(crate) struct Acceptor {
+pub(crate) struct Acceptor<H> {
     socket: TcpListener,
     address: SocketAddr,
+    pending: Vec<Pending<H>>,
+    pub(super) handshake_timeout: Duration,
 }
 
-impl Acceptor {
+#[derive(Debug)]
+struct Pending<H> {
+    stream: TcpStream,
+    peer: SocketAddr,
+    accepted_at: Instant,
+    handshake: H,
+}
+
+impl<H: Default> Acceptor<H> {
     /// Listens; port 0 takes any free one. Advice names the command's `port_option`, or is
     /// `not_ours` for an address of another machine.
     ///
     /// # Errors
     /// [`Failure::Test`] when the address is in use or is not this machine's.
-    pub(crate) fn bind(address: SocketAddr, port_option: &str, not_ours: &str) -> Result<Acceptor, Failure> {
+    pub(crate) fn bind(address: SocketAddr, port_option: &str, not_ours: &str) -> Result<Self, Failure> {
         let listen = || {
             let socket = TcpListener::bind(address)?;
             socket.set_nonblocking(true)?;
-            let address = socket.local_addr()?;
-            Ok(Acceptor { socket, address })
+            Ok(Acceptor {
+                address: socket.local_addr()?,
+                socket,
+                pending: Vec::new(),
+                handshake_timeout: HANDSHAKE_TIMEOUT,
+            })
         };
         listen().map_err(|e: io::Error| {
             let advice = match e.kind() {
@@ -122,65 +146,154 @@ impl Acceptor {
         self.address
     }
 
-    /// Readable when a client has connected.
-    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-
-    /// A client that has connected, if any.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when the socket failed.
-    pub(crate) fn try_accept(&self) -> Result<Option<(TcpStream, SocketAddr)>, Failure> {
-        loop {
-            match self.socket.accept() {
-                Ok(accepted) => return Ok(Some(accepted)),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
-                Err(e) => {
-                    return Err(Failure::test(format!(
-                        "cannot accept on {}: {}",
-                        self.address,
-                        one_line(&e.to_string())
-                    )));
-                }
-            }
-        }
-    }
-
-    /// Whether a wait for a client may go on.
-    ///
-    /// # Errors
-    /// [`Failure::Interrupted`]; [`Failure::Test`] after the deadline.
-    pub(crate) fn check_wait(&self, deadline: Option<Instant>, interrupt: &Interrupt) -> Result<(), Failure> {
-        if interrupt.requested() {
-            return Err(Failure::Interrupted);
-        }
-        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            return Err(Failure::test(format!(
-                "no client connected to {} in time",
-                self.address
-            )));
-        }
-        Ok(())
-    }
-
-    /// The next client.
+    /// The first connection that completes its handshake, with its result. `advance` takes a
+    /// handshake as far as the bytes go that have arrived, without blocking, or fails with the
+    /// reason to refuse the connection, which is a line on stderr. The others stay for the next
+    /// call.
     ///
     /// # Errors
     /// [`Failure::Interrupted`]; [`Failure::Test`] when no client connected in time or the socket
     /// failed.
-    pub(crate) fn accept(
-        &self,
+    pub(crate) fn accept<T>(
+        &mut self,
         deadline: Option<Instant>,
         interrupt: &Interrupt,
-    ) -> Result<(TcpStream, SocketAddr), Failure> {
+        mut advance: impl FnMut(&TcpStream, &mut H) -> Result<Option<T>, String>,
+    ) -> Result<(TcpStream, SocketAddr, T), Failure> {
         loop {
-            if let Some(accepted) = self.try_accept()? {
-                return Ok(accepted);
+            if interrupt.requested() {
+                return Err(Failure::Interrupted);
             }
-            self.check_wait(deadline, interrupt)?;
-            thread::sleep(POLL_INTERVAL);
+            // One at a time, so that none with a complete handshake is dropped for another.
+            let accepted = self.accept_one()?;
+            if let Some(client) = self.advance_all(&mut advance) {
+                return Ok(client);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(Failure::test(format!(
+                    "no client connected to {} in time",
+                    self.address
+                )));
+            }
+            if !accepted {
+                let sockets = self.pending.iter().map(|pending| pending.stream.as_fd());
+                let sockets = sockets.chain([self.socket.as_fd()]);
+                let mut sockets: Vec<_> = sockets.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+                // A signal ends it early.
+                let _ = poll(&mut sockets, POLL_INTERVAL_MS);
+            }
         }
+    }
+
+    /// Returns whether there may be more to accept.
+    fn accept_one(&mut self) -> Result<bool, Failure> {
+        match self.socket.accept() {
+            Ok((stream, peer)) => {
+                if self.pending.len() == MAX_PENDING {
+                    self.drop_one();
+                }
+                // A connection whose mode cannot be set has failed.
+                if stream.set_nonblocking(true).is_ok() {
+                    self.pending.push(Pending {
+                        stream,
+                        peer,
+                        accepted_at: Instant::now(),
+                        handshake: H::default(),
+                    });
+                }
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
+            Err(e) => {
+                return Err(Failure::test(format!(
+                    "cannot accept on {}: {}",
+                    self.address,
+                    one_line(&e.to_string())
+                )));
+            }
+        }
+        Ok(true)
+    }
+
+    /// Drops the oldest connection of the host with most: a host with one is the last to lose it.
+    fn drop_one(&mut self) {
+        let of_host = |host| self.pending.iter().filter(|pending| pending.peer.ip() == host).count();
+        let oldest = (0..self.pending.len()).min_by_key(|&at| Reverse(of_host(self.pending[at].peer.ip())));
+        oldest.map(|oldest| self.pending.remove(oldest));
+    }
+
+    fn advance_all<T>(
+        &mut self,
+        advance: &mut impl FnMut(&TcpStream, &mut H) -> Result<Option<T>, String>,
+    ) -> Option<(TcpStream, SocketAddr, T)> {
+        let mut at = 0;
+        while let Some(pending) = self.pending.get_mut(at) {
+            let reason = match advance(&pending.stream, &mut pending.handshake) {
+                Ok(Some(result)) => {
+                    let Pending { stream, peer, .. } = self.pending.remove(at);
+                    return Some((stream, peer, result));
+                }
+                Ok(None) if pending.accepted_at.elapsed() < self.handshake_timeout => {
+                    at += 1;
+                    continue;
+                }
+                Ok(None) => "it does not answer".to_owned(),
+                Err(reason) => reason,
+            };
+            eprintln!("doorbell: refused {}: {}", pending.peer, one_line(&reason));
+            self.pending.remove(at);
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn from(source: [u8; 4], to: SocketAddr) -> TcpStream {
+        attempt(to, Some(source.into()), Instant::now() + CONNECT_TIMEOUT).unwrap()
+    }
+
+    /// The address of the first client that sends a byte.
+    fn next_client(acceptor: &mut Acceptor<()>) -> SocketAddr {
+        let sends = |stream: &TcpStream, (): &mut ()| Ok(stream.peek(&mut [0]).is_ok().then_some(()));
+        let deadline = Some(Instant::now() + Duration::from_secs(30));
+        acceptor.accept(deadline, &Interrupt::default(), sends).unwrap().1
+    }
+
+    fn acceptor() -> Acceptor<()> {
+        let mut acceptor = Acceptor::bind(([127, 0, 0, 1], 0).into(), "", "").unwrap();
+        acceptor.handshake_timeout = Duration::MAX;
+        acceptor
+    }
+
+    #[test]
+    fn connections_of_one_host_do_not_displace_those_of_another() {
+        let mut acceptor = acceptor();
+        let to = acceptor.address();
+        let mut client = from([127, 0, 0, 2], to);
+        // They fit in the backlog of the listening socket.
+        let mut flood: Vec<_> = (0..MAX_PENDING + 20).map(|_| from([127, 0, 0, 3], to)).collect();
+        // Connections are accepted in their order: all, when the last one is served.
+        let last = flood.last_mut().unwrap();
+        last.write_all(b"x").unwrap();
+        assert_eq!(next_client(&mut acceptor), last.local_addr().unwrap());
+        client.write_all(b"x").unwrap();
+        assert_eq!(next_client(&mut acceptor), client.local_addr().unwrap());
+    }
+
+    #[test]
+    fn of_too_many_hosts_the_oldest_connections_are_dropped() {
+        let mut acceptor = acceptor();
+        let to = acceptor.address();
+        let hosts = MAX_PENDING as u8 + 6;
+        let mut all: Vec<_> = (0..hosts).map(|host| from([127, 0, 1, host + 1], to)).collect();
+        all.last_mut().unwrap().write_all(b"x").unwrap();
+        next_client(&mut acceptor);
+        assert_eq!(acceptor.pending.len(), MAX_PENDING - 1);
+        assert_eq!(acceptor.pending[0].peer, all[6].local_addr().unwrap());
     }
 }

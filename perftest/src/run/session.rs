@@ -8,12 +8,11 @@ use super::lat::{self, pingpong::PingPongMemory};
 use super::meter::Meter;
 use super::test_end::{QpMemory, Test, TestEnd, usable_inline};
 use crate::device::Device;
-use crate::exchange::{Accepted, Control, Finish, GpuEnd, Hello, Message, Outcome, REPLY_TIMEOUT, check_hello};
-use crate::failure::{Failure, one_line};
+use crate::exchange::{Accepted, Control, Finish, GpuEnd, Message, Outcome, REPLY_TIMEOUT, introduce};
+use crate::failure::Failure;
 use crate::plan::{Kind, Plan, Verb};
 use crate::report::{BandwidthRow, CoordinatedOmission, LatencyRow, Row, RowParams};
 use crate::stats::{Clock, CpuMeter, Latency, Timeline, Trip};
-use crate::units::show_bytes;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SessionContext<'a> {
@@ -44,12 +43,7 @@ pub(crate) fn client(
 ) -> Result<(), Failure> {
     let control = local.control;
     let mut run = || {
-        control.send(&Message::Hello(Hello::ours(token.clone())))?;
-        match control.receive(Some(REPLY_TIMEOUT), "its hello")? {
-            Message::Hello(peer) => check_hello(&peer).map_err(Failure::Test)?,
-            other => return Err(control.unexpected(&other, "hello")),
-        }
-        control.send(&Message::Plan(plan.clone()))?;
+        introduce(control, plan, token.clone())?;
         let answer = control.receive(Some(REPLY_TIMEOUT), "its answer to the plan");
         match answer.map_err(Failure::before_measuring)? {
             Message::Accepted(accepted) => report(Event::Accepted(accepted)),
@@ -217,53 +211,13 @@ fn check_outcome(test: &Test<'_>, sent: &[u64], outcome: &Outcome) -> Result<(),
     Ok(())
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ExpectedTest<'a> {
-    pub(crate) kind: Kind,
-    pub(crate) verb: &'static str,
-    /// The token that the client must send, if any.
-    pub(crate) token: Option<&'a str>,
-    /// The most memory that its plan may take, in bytes.
-    pub(crate) memory: u64,
-}
-
-/// The handshake with a client: whether it may be served.
+/// Serves a client whose plan is accepted.
 ///
 /// # Errors
-/// [`Failure::Test`] when it may not; the server may continue to wait. [`Failure::Interrupted`].
-pub(crate) fn handshake(control: &Control, expected: &ExpectedTest<'_>) -> Result<(), Failure> {
-    let greeted = match control.receive(Some(REPLY_TIMEOUT), "its hello") {
-        Ok(Message::Hello(peer)) if expected.token.is_some_and(|token| peer.token.as_deref() != Some(token)) => {
-            Err(Failure::test(format!(
-                "peer {} is not the process that started this one",
-                control.peer()
-            )))
-        }
-        Ok(Message::Hello(peer)) => {
-            control.send(&Message::Hello(Hello::ours(None)))?;
-            check_hello(&peer).map_err(Failure::Test)
-        }
-        Ok(other) => Err(control.unexpected(&other, "hello")),
-        Err(failure) => Err(failure),
-    };
-    greeted.inspect_err(|failure| control.send_failure(failure))
-}
-
-/// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when the test failed.
-pub(crate) fn serve(local: SessionContext<'_>, expected: &ExpectedTest<'_>) -> Result<(), Failure> {
+pub(crate) fn serve(local: SessionContext<'_>, plan: &Plan) -> Result<(), Failure> {
     let control = local.control;
     let run = || {
-        let plan = match control.receive(Some(REPLY_TIMEOUT), "its plan")? {
-            Message::Plan(plan) => plan,
-            other => return Err(control.unexpected(&other, "plan")),
-        };
-        accept(&plan, expected).map_err(Failure::Test)?;
-        if local.device.gpu.is_some() && !plan.gpu {
-            return Err(Failure::test(
-                "the server's messages are in GPU memory: the client needs --gpu too, with a GPU or host",
-            ));
-        }
         let accepted = Accepted {
             device: local.device.context.name().to_owned(),
             link: local.device.link,
@@ -271,10 +225,10 @@ pub(crate) fn serve(local: SessionContext<'_>, expected: &ExpectedTest<'_>) -> R
             gpu: local.device.gpu.as_ref().map(GpuEnd::of),
         };
         control.send(&Message::Accepted(accepted))?;
-        let inline = usable_inline(&plan, local.device)?;
+        let inline = usable_inline(plan, local.device)?;
         for &bytes in &plan.sizes {
             let test = Test {
-                plan: &plan,
+                plan,
                 bytes,
                 device: local.device,
                 gid_index: local.gid_index,
@@ -291,27 +245,6 @@ pub(crate) fn serve(local: SessionContext<'_>, expected: &ExpectedTest<'_>) -> R
         }
     };
     run().inspect_err(|failure| control.send_failure(failure))
-}
-
-fn accept(plan: &Plan, expected: &ExpectedTest<'_>) -> Result<(), String> {
-    if plan.kind != expected.kind || plan.verb.name() != expected.verb {
-        let ours = Plan::command(expected.kind, expected.verb);
-        return Err(format!(
-            "the server runs 'doorbell {ours}', the client 'doorbell {}': start the same on both ends",
-            plan.command_name()
-        ));
-    }
-    plan.check()
-        .map_err(|reason| format!("the client's test is refused: {}", one_line(&reason)))?;
-    let memory = plan.registers_bytes();
-    if memory > expected.memory {
-        return Err(format!(
-            "the client's test is refused: it takes {} of memory, over the server's --client-memory of {}",
-            show_bytes(memory),
-            show_bytes(expected.memory)
-        ));
-    }
-    Ok(())
 }
 
 pub(super) fn serve_size(test: &Test<'_>) -> Result<(), Failure> {
@@ -354,29 +287,4 @@ fn serve_passive(test: &Test<'_>) -> Result<(), Failure> {
         .filter_map(|test_qp| test_qp.memory.atomic_count())
         .collect();
     test.control.send(&Message::Outcome(Outcome { messages, checked: 0 }))
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::*;
-    use crate::cli::{Cli, Command};
-
-    #[test]
-    fn a_clients_plan_is_limited_by_the_server() {
-        let Command::Bw(args) = Cli::parse_from(["doorbell", "bw", "write", "-s", "8M", "-q", "64"]).command else {
-            panic!("a bandwidth test");
-        };
-        let plan = Plan::bw(&args).unwrap();
-        let with = |memory| ExpectedTest {
-            kind: Kind::Bw,
-            verb: "write",
-            token: None,
-            memory,
-        };
-        let refused = accept(&plan, &with(plan.registers_bytes() - 1)).unwrap_err();
-        assert!(refused.contains("--client-memory"), "{refused}");
-        accept(&plan, &with(plan.registers_bytes())).unwrap();
-    }
 }

@@ -13,7 +13,7 @@ use super::session::{measure, serve_size};
 use super::test_end::Test;
 use crate::cli::{Cli, Command};
 use crate::device::{Device, Manager};
-use crate::exchange::{Control, Listener, connect};
+use crate::exchange::{Control, ExpectedTest, Listener, connect, introduce};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::plan::Plan;
@@ -57,20 +57,30 @@ fn test<'a>(plan: &'a Plan, device: &'a Device, control: &'a Control) -> Test<'a
 
 /// Runs a test whose two ends expect payloads of different seeds. Returns the failure of each side.
 fn mismatched(line: &str) -> (Option<Failure>, Option<Failure>) {
-    let listener = Listener::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).unwrap();
+    let mut listener = Listener::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).unwrap();
     let port = listener.address().port();
-    let peer = Plan { seed: 2, ..plan(line) };
+    let ours = plan(line);
+    let (kind, verb) = (ours.kind, ours.verb.name());
     let server = thread::spawn(move || {
         let device = device("soft1");
-        let control = listener.accept(None, &Interrupt::default()).unwrap();
+        let expected = ExpectedTest {
+            kind,
+            verb,
+            gpu: false,
+            token: None,
+            limits: None,
+        };
+        let (control, plan) = listener.accept(None, &expected, &Interrupt::default()).unwrap();
+        let peer = Plan { seed: 2, ..plan };
         let failure = serve_size(&test(&peer, &device, &control)).err();
         if let Some(failure) = &failure {
             control.send_failure(failure);
         }
         failure
     });
-    let (ours, device) = (plan(line), device("soft0"));
+    let device = device("soft0");
     let control = connect("127.0.0.1", port, &Interrupt::default()).unwrap();
+    introduce(&control, &ours, None).unwrap();
     let (row, failure) = measure(
         &test(&ours, &device, &control),
         &Clock::new(ClockChoice::System).unwrap(),

@@ -26,8 +26,6 @@ pub struct DeviceConfig {
     /// The capture file of sent and received packets. An existing one is kept: then the name gets
     /// this process's id.
     pub pcap: Option<PathBuf>,
-    /// Seed of the first queue pair number; `None` for an unpredictable one.
-    pub seed: Option<u64>,
     /// The copy mode for payloads to other processes of this host; `None` for the best available.
     pub copy_mode: Option<CopyMode>,
     /// How long the progress thread busy-polls after the last traffic before it sleeps.
@@ -59,7 +57,6 @@ impl DeviceConfig {
             link: LinkChoice::Automatic,
             faults: FaultConfig::default(),
             pcap: None,
-            seed: None,
             copy_mode: None,
             spin: SPIN,
         }

@@ -1,8 +1,6 @@
 //! Opening a device, and its properties.
 
-use std::collections::hash_map::RandomState;
 use std::fmt;
-use std::hash::BuildHasher;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -12,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use doorbell_roce_proto::cm::CmConfig;
-use doorbell_roce_proto::{Counters, Endpoint, EndpointConfig, Gid, Mtu};
+use doorbell_roce_proto::{Counters, Endpoint, EndpointConfig, Gid, Mtu, NumberKey};
 
 use crate::cm::{ConnectionManager, Connections};
 use crate::config::{DeviceConfig, LinkChoice};
@@ -180,14 +178,14 @@ impl Device {
             mtu,
             netdev_mtu: link.mtu,
         };
-        let seed = config.seed.unwrap_or_else(|| RandomState::new().hash_one(address));
+        let key = NumberKey::random();
         let mut endpoint = Endpoint::with_config(EndpointConfig {
-            seed,
+            key,
             window: window(link.receive_buffer, mtu),
             mtu,
             ..EndpointConfig::default()
         });
-        let block = host.claim(seed as u16).ok_or_else(|| OpenError::NoQpns {
+        let block = host.claim(endpoint.next_qpn_block()).ok_or_else(|| OpenError::NoQpns {
             device: device(),
             address: address.ip(),
         })?;
@@ -202,7 +200,7 @@ impl Device {
             guid: found.guid(),
             mtu,
             slot: host.me().slot(),
-            seed,
+            key,
         });
         let mut core = Core::new(endpoint, connections, Arc::clone(&host), address);
         let mut own = None;

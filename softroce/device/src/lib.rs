@@ -19,6 +19,7 @@ mod event;
 mod gpu;
 pub mod host;
 pub mod links;
+mod mapping;
 mod memory;
 mod pd;
 mod progress;
@@ -61,7 +62,7 @@ pub mod capacity {
     pub const CQS: usize = 16_384;
     /// Entries of a completion queue.
     pub const CQ_ENTRIES: u32 = 1 << 20;
-    /// Memory regions: the index of a region or window is 16 bits of its key.
+    /// Memory regions: the position of a region or window is 16 bits of its key.
     pub const REGIONS: usize = 32_768;
     /// Memory windows.
     pub const WINDOWS: usize = 32_768;

@@ -279,6 +279,9 @@ impl Qp {
             core.memory.release_windows_of(self.number);
             core.drop_deferred(self.number);
         }
+        if result.is_ok() && modify.path.is_some() {
+            core.pin_known_port(self.number);
+        }
         core.publish_qp(self.number);
         shared.flush(core);
         if modify.state == Some(State::Reset) {

@@ -93,7 +93,7 @@ struct Node {
 
 fn node(seed: u64) -> Node {
     let mut endpoint = Endpoint::with_config(EndpointConfig {
-        seed,
+        key: seed.into(),
         window: 1024,
         ..EndpointConfig::default()
     });

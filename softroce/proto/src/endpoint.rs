@@ -90,10 +90,10 @@ impl Endpoint {
     /// Maximum number of queue pairs.
     pub const MAX_QPS: usize = QpTable::MAX;
 
-    /// An endpoint with the default configuration and this seed.
+    /// An endpoint with the default configuration and the known key of this seed.
     pub fn new(seed: u64) -> Self {
         Self::with_config(EndpointConfig {
-            seed,
+            key: seed.into(),
             ..EndpointConfig::default()
         })
     }
@@ -101,7 +101,7 @@ impl Endpoint {
     /// An endpoint without queue pairs.
     pub fn with_config(config: EndpointConfig) -> Self {
         Self {
-            qps: QpTable::new(config.seed),
+            qps: QpTable::new(config.key),
             config: EndpointConfig {
                 window: config.window.clamp(1, EndpointConfig::MAX_WINDOW),
                 link: LinkCapabilities {
@@ -127,6 +127,11 @@ impl Endpoint {
     /// all numbers; otherwise it leaves the rest to other processes on its address.
     pub fn add_qpn_block(&mut self, block: QpnBlock) {
         self.qps.qpns().add_block(block);
+    }
+
+    /// The block to add next, if it is free: the key chooses it.
+    pub fn next_qpn_block(&self) -> QpnBlock {
+        self.qps.next_block()
     }
 
     /// Whether to add a block before creating the next queue pair: half of the numbers are in use.
@@ -311,7 +316,7 @@ impl Endpoint {
             counters.malformed += 1;
             return;
         }
-        if !qp.matches_path(datagram.dst.to_canonical(), datagram.src.to_canonical()) {
+        if !qp.is_from_peer(datagram) {
             counters.wrong_peer += 1;
             return;
         }
@@ -319,8 +324,20 @@ impl Endpoint {
             counters.icrc_errors += 1;
             return;
         }
+        let unpinned = qp.peer_port().is_unknown().then(|| qp.progress());
+        let psn = packet.bth.psn;
         qp.handle(now, &packet.into(), (datagram.src, datagram.dst), memory, &mut self.out);
+        if unpinned.is_some_and(|before| qp.progress().is_by_valid_packet(psn, before)) {
+            qp.pin_peer_port(datagram.src_port);
+        }
         self.reschedule(index);
+    }
+
+    /// Pins the UDP source port of a connected peer that is known before its first packet.
+    pub fn pin_peer_port(&mut self, qpn: Qpn, port: u16) {
+        if let Some((_, qp)) = find(&mut self.qps, qpn) {
+            qp.pin_peer_port(port);
+        }
     }
 
     fn handle_management(&mut self, now: Instant, datagram: &Datagram<'_>, packet: &Packet<'_>) {

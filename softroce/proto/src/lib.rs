@@ -21,6 +21,7 @@ pub mod memory;
 mod outbox;
 pub mod qp;
 mod qpn;
+mod random;
 mod srq;
 mod table;
 mod time;
@@ -35,6 +36,7 @@ pub use endpoint::{
 };
 pub use gsi::{ReceivedMad, mad_of};
 pub use qpn::QpnBlock;
+pub use random::NumberKey;
 pub use srq::{SrqAttributes, SrqError, SrqInit};
 pub use time::Instant;
 pub use types::{Gid, LKey, Mtu, Psn, Qpn, RKey};

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::Qpn;
+use crate::random::{NumberKey, Purpose};
 
 /// A block of 1024 queue pair numbers with one owner.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -10,10 +11,11 @@ pub struct QpnBlock(u16);
 
 impl QpnBlock {
     const BITS: u32 = 10;
+    const INDEX_BITS: u32 = 24 - Self::BITS;
     /// Numbers per block.
     pub const LEN: u32 = 1 << Self::BITS;
     /// Number of blocks.
-    pub const COUNT: usize = 1 << (24 - Self::BITS);
+    pub const COUNT: usize = 1 << Self::INDEX_BITS;
 
     /// The block with this index; `None` from [`COUNT`](Self::COUNT) on.
     pub fn new(index: u16) -> Option<Self> {
@@ -34,44 +36,47 @@ impl QpnBlock {
         (qpn.get() % Self::LEN) as usize
     }
 
-    /// The number at `offset` modulo its length; `None` for reserved numbers: 0 and 1 are the
-    /// special queue pairs, the last one means multicast (IBTA vol 1, 3.5.3 and 10.5).
+    /// The number at `offset`; `None` for reserved numbers: 0 and 1 are the special queue pairs,
+    /// the last one means multicast (IBTA vol 1, 3.5.3 and 10.5).
     fn number(self, offset: u32) -> Option<Qpn> {
-        let number = (u32::from(self.0) << Self::BITS) | (offset % Self::LEN);
+        let number = (u32::from(self.0) << Self::BITS) | offset;
         (!matches!(number, 0 | 1 | 0x00ff_ffff)).then_some(Qpn::new(number))
     }
 }
 
-/// Allocates numbers round-robin: a number is reused only after all others.
+/// Allocates round-robin: a number is reused only after all others. The order of the blocks, and of
+/// the numbers in each, follows from the key: who knows some cannot predict the next one.
 #[derive(Debug)]
 pub(crate) struct QpnAllocator {
     /// The current block first.
     cursors: VecDeque<BlockCursor>,
     /// No other process is on the address: blocks are added as needed, not by the owner.
     owns_address: bool,
-    seed: u64,
+    key: NumberKey,
 }
 
 #[derive(Debug)]
 struct BlockCursor {
     block: QpnBlock,
-    /// Offset of the next number.
+    /// Place of the next number in its order.
     next: u32,
-    /// Offsets left until the next block is used.
+    /// Numbers left until the next block is used.
     left: u32,
 }
 
 impl QpnAllocator {
-    pub(crate) fn new(seed: u64) -> Self {
-        // SplitMix64's finaliser: similar seeds give very different numbers.
-        let mut mixed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    pub(crate) fn new(key: NumberKey) -> Self {
         Self {
             cursors: VecDeque::new(),
             owns_address: true,
-            seed: mixed ^ mixed >> 31,
+            key,
         }
+    }
+
+    /// The block to add next, if it is free.
+    pub(crate) fn next_block(&self) -> QpnBlock {
+        let added = self.cursors.len() as u32;
+        QpnBlock(self.key.permute(Purpose::QpnBlock, QpnBlock::INDEX_BITS, added) as u16)
     }
 
     /// Adds a block; from here on the endpoint uses only given ones.
@@ -83,8 +88,7 @@ impl QpnAllocator {
     fn push_block(&mut self, block: QpnBlock) {
         self.cursors.push_front(BlockCursor {
             block,
-            // A restarted process starts at other numbers, should it get the same block.
-            next: (self.seed >> 32) as u32 % QpnBlock::LEN,
+            next: 0,
             left: QpnBlock::LEN,
         });
     }
@@ -109,15 +113,16 @@ impl QpnAllocator {
 
     pub(crate) fn alloc(&mut self, used: usize, is_free: impl Fn(Qpn) -> bool) -> Option<Qpn> {
         if self.owns_address && self.is_low(used) && self.cursors.len() < QpnBlock::COUNT {
-            self.push_block(QpnBlock(
-                (self.seed as usize + self.cursors.len()) as u16 % QpnBlock::COUNT as u16,
-            ));
+            self.push_block(self.next_block());
         }
         // Every block once from its cursor, and the beginning of the first one again.
         for _ in 0..=self.cursors.len() {
             let cursor = self.cursors.front_mut()?;
             while cursor.left > 0 {
-                let number = cursor.block.number(cursor.next);
+                let order = Purpose::QpnOrder(cursor.block.0);
+                let number = cursor
+                    .block
+                    .number(self.key.permute(order, QpnBlock::BITS, cursor.next));
                 cursor.next = (cursor.next + 1) % QpnBlock::LEN;
                 cursor.left -= 1;
                 if let Some(free) = number.filter(|&number| is_free(number)) {

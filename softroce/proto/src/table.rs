@@ -3,6 +3,7 @@
 use crate::Qpn;
 use crate::qp::QueuePair;
 use crate::qpn::{QpnAllocator, QpnBlock};
+use crate::random::NumberKey;
 
 /// Slot + 1 of each number of a block; 0 if free.
 type Page = [u32; QpnBlock::LEN as usize];
@@ -20,14 +21,18 @@ pub(crate) struct QpTable {
 impl QpTable {
     pub(crate) const MAX: usize = 1 << 16;
 
-    pub(crate) fn new(seed: u64) -> Self {
+    pub(crate) fn new(key: NumberKey) -> Self {
         Self {
             slots: Vec::new(),
             free: Vec::new(),
-            qpns: QpnAllocator::new(seed),
+            qpns: QpnAllocator::new(key),
             page_index: vec![0; QpnBlock::COUNT].into_boxed_slice(),
             pages: Vec::new(),
         }
+    }
+
+    pub(crate) fn next_block(&self) -> QpnBlock {
+        self.qpns.next_block()
     }
 
     pub(crate) fn qpns(&mut self) -> &mut QpnAllocator {
@@ -140,7 +145,7 @@ mod tests {
 
     #[test]
     fn qpn_is_reused_only_after_all_others() {
-        let mut table = QpTable::new(1);
+        let mut table = QpTable::new(1.into());
         let staying = insert(&mut table);
         let mut seen = vec![staying];
         for _ in 0..COUNT - 2 {
@@ -156,7 +161,7 @@ mod tests {
 
     #[test]
     fn more_blocks_are_taken_before_the_numbers_run_out() {
-        let mut table = QpTable::new(7);
+        let mut table = QpTable::new(7.into());
         let mut all: Vec<Qpn> = (0..3 * COUNT).map(|_| insert(&mut table)).collect();
         all.iter().for_each(|&qpn| assert!(table.find(qpn).is_some()));
         all.sort();
@@ -166,7 +171,7 @@ mod tests {
 
     #[test]
     fn given_blocks_and_no_others() {
-        let mut table = QpTable::new(1);
+        let mut table = QpTable::new(1.into());
         let (first, last) = (
             QpnBlock::new(0).unwrap(),
             QpnBlock::new(QpnBlock::COUNT as u16 - 1).unwrap(),
@@ -189,13 +194,25 @@ mod tests {
         assert_eq!(insert(&mut table), all[5]);
     }
 
+    /// No distance from one number to the next is much more frequent than by chance, 1 in 1024.
+    #[test]
+    fn the_next_number_cannot_be_predicted() {
+        let mut table = QpTable::new(1.into());
+        table.qpns().add_block(QpnBlock::new(3).unwrap());
+        let all: Vec<u32> = (0..COUNT).map(|_| insert(&mut table).get()).collect();
+        let mut by_distance = [0; COUNT];
+        all.windows(2)
+            .for_each(|pair| by_distance[pair[1].wrapping_sub(pair[0]) as usize % COUNT] += 1);
+        assert!(by_distance.iter().all(|&count| count < 8), "{by_distance:?}");
+    }
+
     #[test]
     fn seeds_differ() {
-        let qpn = |seed| insert(&mut QpTable::new(seed));
+        let qpn = |seed: u64| insert(&mut QpTable::new(seed.into()));
         assert_ne!(qpn(1), qpn(2));
         assert_ne!(qpn(0), qpn(1 << 40));
-        let of_block = |seed| {
-            let mut table = QpTable::new(seed);
+        let of_block = |seed: u64| {
+            let mut table = QpTable::new(seed.into());
             table.qpns().add_block(QpnBlock::new(3).unwrap());
             insert(&mut table)
         };

@@ -56,7 +56,7 @@ impl World {
                 guid: side as u64 + 1,
                 mtu: Mtu::Mtu1024,
                 slot: side as u16 + 5,
-                seed: 1,
+                key: 1.into(),
             })
         };
         let mut cms = [cm(0), cm(1)];

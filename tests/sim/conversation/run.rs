@@ -56,7 +56,7 @@ impl<'a> Conversation<'a> {
         let mut net = Network::new(plan.link, trace);
         for (i, &address) in plan.addresses.iter().enumerate() {
             let config = EndpointConfig {
-                seed: seed.wrapping_add(i as u64),
+                key: seed.wrapping_add(i as u64).into(),
                 window: plan.window,
                 ..EndpointConfig::default()
             };

@@ -178,5 +178,5 @@ fn api_for(options: &Options) -> Result<&'static Api> {
     if options.system {
         return Ok(Api::load()?);
     }
-    raw::api_for(&options.device, options.address, Some(options.seed))
+    raw::api_for(&options.device, options.address)
 }

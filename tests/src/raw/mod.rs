@@ -63,13 +63,12 @@ pub fn zeroed<T: Plain>() -> T {
 
 /// The verbs for a device: a name that begins with `soft` makes a soft device (fails when some were
 /// configured already), any other is the system's.
-pub fn api_for(device: &str, address: Option<IpAddr>, seed: Option<u64>) -> Result<&'static Api> {
+pub fn api_for(device: &str, address: Option<IpAddr>) -> Result<&'static Api> {
     if !device.starts_with("soft") {
         return Ok(Api::load()?);
     }
     configure(vec![DeviceConfig {
         address,
-        seed,
         ..DeviceConfig::new(device)
     }])?;
     Ok(api())

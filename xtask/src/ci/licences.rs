@@ -45,7 +45,8 @@ pub(super) fn check(_: Scope) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// With cargo-deny and the RustSec database, which has to be fetched: skipped where either is absent.
+/// With cargo-deny and the RustSec database, which has to be fetched: skipped where either is
+/// absent.
 pub(super) fn advisories(_: Scope) -> Result<Verdict> {
     if !setup::in_path("cargo-deny") {
         return Ok(Verdict::Skipped("cargo-deny is not installed".to_owned()));

@@ -11,7 +11,7 @@ mod background;
 mod cargo_test;
 mod guest;
 mod licences;
-mod rows;
+pub(crate) mod rows;
 mod safe;
 mod steps;
 

@@ -10,14 +10,14 @@ use std::{path::Path, process::Command};
 
 const LINES_KEPT: usize = 90;
 
-pub(super) struct Rows {
+pub(crate) struct Rows {
     program: String,
     passed: bool,
     failures: Failures,
 }
 
 /// Runs a program in the workspace's root and prints its output.
-pub(super) fn run(program: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Result<Rows> {
+pub(crate) fn run(program: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Result<Rows> {
     let mut command = Command::new(program);
     command
         .args(arguments)
@@ -32,7 +32,7 @@ pub(super) fn run(program: &Path, arguments: &[&str], variables: &[(&str, &str)]
     })
 }
 
-pub(super) fn verdict(all: &[Rows]) -> Result<Verdict> {
+pub(crate) fn verdict(all: &[Rows]) -> Result<Verdict> {
     let text = |rows: &Rows| format!("{}:{}", rows.program, rows.failures.text());
     let failed: Vec<_> = all.iter().filter(|rows| !rows.passed).map(text).collect();
     if !failed.is_empty() {

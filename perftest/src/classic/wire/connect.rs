@@ -1,6 +1,7 @@
 //! Setting up the control connection over TCP: the client resolves the server's name, the server
 //! accepts one client and then stops listening.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 
 use super::control_connection::{ControlConnection, Role};
@@ -47,7 +48,7 @@ pub(super) fn addresses_of(host: &str, port: u16, source: Option<IpAddr>) -> Res
 ///
 /// # Errors
 /// [`Failure::Test`] when the port is in use or the address is not this machine's.
-pub(crate) fn listen(source: Option<IpAddr>, port: u16, ipv6: bool) -> Result<Acceptor, Failure> {
+pub(crate) fn listen(source: Option<IpAddr>, port: u16, ipv6: bool) -> Result<Acceptor<()>, Failure> {
     let any_address = if ipv6 {
         Ipv6Addr::UNSPECIFIED.into()
     } else {
@@ -57,11 +58,38 @@ pub(crate) fn listen(source: Option<IpAddr>, port: u16, ipv6: bool) -> Result<Ac
     Acceptor::bind(address, "port (-p)", "it is no address of this machine")
 }
 
-/// Accepts the client and closes the listening socket: later clients are refused.
+/// Accepts the first client that sends something, as the C tools' do at once, and closes the
+/// listening socket: later clients are refused.
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when the socket fails.
-pub(crate) fn accept(listener: Acceptor, interrupt: &Interrupt) -> Result<ControlConnection, Failure> {
-    let (stream, peer) = listener.accept(None, interrupt)?;
+pub(crate) fn accept(mut listener: Acceptor<()>, interrupt: &Interrupt) -> Result<ControlConnection, Failure> {
+    let (stream, peer, ()) = listener.accept(None, interrupt, |stream, ()| match stream.peek(&mut [0]) {
+        Ok(0) => Err("it closed the connection".to_owned()),
+        Ok(_) => Ok(Some(())),
+        Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
+        Err(e) => Err(e.to_string()),
+    })?;
     ControlConnection::new(stream, peer, Role::Server, interrupt)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpStream;
+
+    use super::*;
+
+    #[test]
+    fn the_first_client_that_sends_is_served() {
+        let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let listener = listen(Some(here), 0, false).unwrap();
+        let address = listener.address();
+        let _silent: Vec<_> = (0..2).map(|_| TcpStream::connect(address).unwrap()).collect();
+        drop(TcpStream::connect(address).unwrap());
+        let mut client = TcpStream::connect(address).unwrap();
+        client.write_all(b"6").unwrap();
+        let served = accept(listener, &Interrupt::default()).unwrap();
+        assert_eq!(served.peer(), client.local_addr().unwrap());
+    }
 }

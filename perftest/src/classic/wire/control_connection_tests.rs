@@ -239,7 +239,8 @@ fn a_monitor_sees_messages_and_the_close() {
 fn a_second_client_is_refused() {
     let listener = listen(Some(HERE), 0, false).unwrap();
     let port = listener.address().port();
-    let first = TcpStream::connect((HERE, port)).unwrap();
+    let mut first = TcpStream::connect((HERE, port)).unwrap();
+    first.write_all(b"6").unwrap();
     let server = accept(listener, &Interrupt::default()).unwrap();
     assert!(TcpStream::connect((HERE, port)).is_err());
     drop((first, server));

@@ -131,24 +131,35 @@ fn mapped(segments: &MappedSegments, id: SegmentId, offset: u64, len: u64) -> Op
     writable.or_else(|| Some((find(SegmentAccess::Read)?, DirectRights::new(true, false, false))))
 }
 
-/// A power of two.
+/// Powers of two. Numbers of queue pairs and keys are random: among many places few have the same.
 const KEPT: usize = 64;
+const PLACES: usize = 4096;
 
-/// The grants of recent requests, each in the place of its queue pair and key. A grant points into
-/// the peers' mappings: [`clear`](Self::clear) comes before any of them goes.
+/// The grants of recent requests. A grant points into the peers' mappings: [`clear`](Self::clear)
+/// comes before any of them goes.
 #[derive(Debug)]
-pub(super) struct Grants(Box<[Option<Grant>; KEPT]>);
+pub(super) struct Grants {
+    kept: Box<[Option<Grant>; KEPT]>,
+    /// Which of them may be that of a queue pair and key with this place.
+    places: Box<[u8; PLACES]>,
+    /// The one to replace next.
+    next: u8,
+}
 
 impl Default for Grants {
     fn default() -> Self {
-        Self(Box::new([const { None }; KEPT]))
+        Self {
+            kept: Box::new([const { None }; KEPT]),
+            places: Box::new([0; PLACES]),
+            next: 0,
+        }
     }
 }
 
 impl Grants {
     /// Also where a peer's mappings are added: they may permit more.
     pub(super) fn clear(&mut self) {
-        self.0.fill_with(|| None);
+        self.kept.fill_with(|| None);
     }
 
     /// The grant of a path and a key: that of an earlier request if it is current, or a new one.
@@ -160,15 +171,17 @@ impl Grants {
         tables: &PeerTables,
         make: impl FnOnce() -> Option<Grant>,
     ) -> Option<&Grant> {
-        // Keys differ in their upper half, the index.
-        let place = &mut self.0[(path.initiator.get() ^ rkey.0 >> 16) as usize % KEPT];
-        let kept = place
+        // Keys differ in their upper half, the position.
+        let place = &mut self.places[(path.initiator.get() ^ rkey.0 >> 16) as usize % PLACES];
+        let kept = self.kept[usize::from(*place) % KEPT]
             .as_ref()
             .is_some_and(|grant| grant.is_of(path, rkey) && grant.is_current(tables));
         if !kept {
-            refresh(place, make);
+            *place = self.next;
+            self.next = (self.next + 1) % KEPT as u8;
+            refresh(&mut self.kept[usize::from(*place) % KEPT], make);
         }
-        place.as_ref()
+        self.kept[usize::from(*place) % KEPT].as_ref()
     }
 }
 

@@ -6,7 +6,6 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
 use doorbell_roce_proto::direct::DirectTarget;
@@ -15,12 +14,13 @@ use doorbell_roce_proto::qp::{LinkId, RemoteAccess};
 use doorbell_roce_proto::{Psn, Qpn, RKey};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::mman::ProtFlags;
 use nix::unistd::ftruncate;
 
 use super::entry::{self, EntryWords, Publication};
 use super::process::Probe;
 use crate::links::shm_ring::segment::SegmentId;
+use crate::mapping::SharedMapping;
 use crate::memory::Rights;
 
 /// One for each index of a key.
@@ -287,33 +287,19 @@ impl PeerTables {
 }
 
 #[derive(Debug)]
-struct Mapping(NonNull<Layout>);
-
-// SAFETY: the mapping belongs to the value and is reached as `&Layout` only: atomics.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
+struct Mapping(SharedMapping);
 
 impl Mapping {
     /// The file has a [`Layout`]'s length, and is sealed against shrinking before it is used.
     fn of(file: &impl AsFd, rights: ProtFlags) -> io::Result<Self> {
-        // SAFETY: no address is requested, so no mapping is replaced.
-        let at = unsafe { mmap(None, LEN, rights, MapFlags::MAP_SHARED, file, 0)? };
-        Ok(Self(at.cast()))
+        Ok(Self(SharedMapping::new(file, LEN, rights)?))
     }
 
     fn layout(&self) -> &Layout {
         // SAFETY: mapped, readable, page-aligned, as long as Layout and lives as long as `self`.
         // Layout is atomics, for which every bit pattern is a value, and which others may change at
         // any time; a mapping without the right to write is only loaded from.
-        unsafe { self.0.as_ref() }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped with this length, unmapped once; references into it end with `self`.
-        let _ = unsafe { munmap(self.0.cast(), LEN.get()) };
+        unsafe { self.0.start().cast().as_ref() }
     }
 }
 

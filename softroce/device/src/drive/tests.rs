@@ -38,7 +38,7 @@ fn connections() -> Connections {
         guid: 1,
         mtu: Mtu::Mtu1024,
         slot: 0,
-        seed: 1,
+        key: 1.into(),
     })
 }
 

@@ -4,12 +4,14 @@
 //! joining process queries before it takes the join lock, and under it only if the member is gone
 //! or none replied; only there a group is founded.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use doorbell_roce_proto::qp::FIRST_ENTROPY_PORT;
 use doorbell_trust::{is_definite, is_own_user};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -30,6 +32,9 @@ const QUERY_SLOTS: u16 = 16;
 
 /// How long one member has to reply before the next is queried as well.
 const QUERY_STAGGER: Duration = Duration::from_millis(20);
+
+/// The first of the ports that members without the group's port may take.
+const FIRST_OWN_PORT: u16 = 0x8000;
 
 fn describe_user(uid: u32) -> String {
     let overflow = if is_definite(uid) {
@@ -121,7 +126,7 @@ pub(super) fn join(
         Some(introduction) => (introduction.registry, false),
         None => (Registry::create().map_err(failed)?, true),
     };
-    let bind = |port| UdpSocket::bind(SocketAddr::new(address.ip(), port)).map(CloseOnFork::from);
+    let bind = |port| CloseOnFork::create(|| UdpSocket::bind(SocketAddr::new(address.ip(), port)));
     let port_failed = |source| JoinError::Port { address, source };
     let mut bound = bind(address.port());
     if founded {
@@ -133,7 +138,10 @@ pub(super) fn join(
     }
     let (udp, holds) = match bound {
         // A group has a port holder, or is about to.
-        Err(_) if !founded && in_use(&bound) => (bind(0).map_err(port_failed)?, false),
+        Err(_) if !founded && in_use(&bound) => {
+            let own = CloseOnFork::create(|| bind_own_port(address.ip()));
+            (own.map_err(port_failed)?, false)
+        }
         bound => (bound.map_err(port_failed)?, true),
     };
     let port = udp.local_addr().map_err(port_failed)?.port();
@@ -154,6 +162,20 @@ pub(super) fn join(
         host.registry.set_port_holder(me);
     }
     Ok((host, udp))
+}
+
+/// A socket of this process's own port: one of those that peers pin, if one of some is free.
+fn bind_own_port(ip: IpAddr) -> io::Result<UdpSocket> {
+    let random = RandomState::new();
+    let count = FIRST_ENTROPY_PORT - FIRST_OWN_PORT;
+    for attempt in 0..64 {
+        let port = FIRST_OWN_PORT + random.hash_one(attempt) as u16 % count;
+        let bound = UdpSocket::bind(SocketAddr::new(ip, port));
+        if !in_use(&bound) {
+            return bound;
+        }
+    }
+    UdpSocket::bind(SocketAddr::new(ip, 0))
 }
 
 fn in_use<T>(bound: &io::Result<T>) -> bool {

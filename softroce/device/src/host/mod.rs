@@ -162,9 +162,9 @@ impl Host {
     // Queue pair numbers
 
     /// Claims another block of queue pair numbers until this process leaves; `None` when all are
-    /// taken. Prefers the first unused block from number `start` on, modulo their count.
-    pub fn claim(&self, start: u16) -> Option<QpnBlock> {
-        self.registry.claim(self.me, start)
+    /// taken. Prefers the first unused block from `start` on, modulo their count.
+    pub fn claim(&self, start: QpnBlock) -> Option<QpnBlock> {
+        self.registry.claim(self.me, start.index() as u16)
     }
 
     // Services
@@ -272,10 +272,10 @@ impl Host {
                 }
             }
         }
-        match UdpSocket::bind(self.names.address()) {
+        match CloseOnFork::create(|| UdpSocket::bind(self.names.address())) {
             Ok(socket) => {
                 self.registry.set_port_holder(self.me);
-                Some(socket.into())
+                Some(socket)
             }
             Err(_) => {
                 *retry = Some(Instant::now() + RETRY);

@@ -12,16 +12,16 @@ use std::io;
 use std::mem::size_of;
 use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
-use std::ptr::NonNull;
 
 use doorbell_roce_proto::{Qpn, QpnBlock};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::mman::ProtFlags;
 use nix::sys::stat::fstat;
 use nix::unistd::ftruncate;
 
 use super::Flags;
+use crate::mapping::SharedMapping;
 use crate::sync::{AtomicU64, Ordering};
 
 mod blocks;
@@ -103,13 +103,8 @@ const LEN: NonZeroUsize = NonZeroUsize::new(size_of::<Layout>()).unwrap();
 
 pub(super) struct Registry {
     fd: OwnedFd,
-    layout: NonNull<Layout>,
+    map: SharedMapping,
 }
-
-// SAFETY: the mapping belongs to the value and is reached as `&Layout` only: atomics.
-unsafe impl Send for Registry {}
-// SAFETY: as above.
-unsafe impl Sync for Registry {}
 
 impl Registry {
     pub(super) fn create() -> io::Result<Self> {
@@ -147,9 +142,8 @@ impl Registry {
 
     fn map(fd: OwnedFd) -> io::Result<Self> {
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: no address is requested, so no mapping is replaced.
-        let at = unsafe { mmap(None, LEN, protection, MapFlags::MAP_SHARED, &fd, 0)? };
-        Ok(Self { fd, layout: at.cast() })
+        let map = SharedMapping::new(&fd, LEN, protection)?;
+        Ok(Self { fd, map })
     }
 
     pub(super) fn fd(&self) -> &OwnedFd {
@@ -160,7 +154,7 @@ impl Registry {
         // SAFETY: the mapping is readable and writable, page-aligned, as long as Layout (the file
         // has that size and is sealed against shrinking), and lives as long as `self`. Layout is
         // atomics, for which every bit pattern is a value, and which others may change at any time.
-        unsafe { self.layout.as_ref() }
+        unsafe { self.map.start().cast().as_ref() }
     }
 
     /// Makes the caller, the holder of the slot's name, its next member.
@@ -281,13 +275,6 @@ impl Registry {
             .compare_exchange(me.pack(), 0, Ordering::AcqRel, Ordering::Relaxed);
         self.layout().blocks.release_all(me);
         self.mark_gone(me);
-    }
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        // SAFETY: mapped with this length, unmapped once; references into it end with `self`.
-        let _ = unsafe { munmap(self.layout.cast(), LEN.get()) };
     }
 }
 

@@ -46,12 +46,7 @@ fn address(name: &str) -> io::Result<UnixAddr> {
 
 fn open() -> io::Result<CloseOnFork<OwnedFd>> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    Ok(CloseOnFork::from(socket(
-        AddressFamily::Unix,
-        SockType::SeqPacket,
-        flags,
-        None,
-    )?))
+    CloseOnFork::create(|| Ok(socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?))
 }
 
 /// Holds a name and listens at it. `AddrInUse` when another socket holds it.
@@ -71,9 +66,11 @@ pub(super) fn connect_to(name: &str) -> io::Result<CloseOnFork<OwnedFd>> {
 
 /// The next pending connection; `WouldBlock` when there is none.
 pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<CloseOnFork<OwnedFd>> {
-    let fd = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK)?;
-    // SAFETY: accept4 gave a new descriptor, which has no other owner.
-    Ok(CloseOnFork::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+    CloseOnFork::create(|| {
+        let fd = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK)?;
+        // SAFETY: accept4 gave a new descriptor, which has no other owner.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    })
 }
 
 pub(super) fn credentials(fd: &impl AsFd) -> io::Result<Credentials> {

@@ -1,10 +1,10 @@
 //! The table of memory regions and windows, and the checks of accesses (IBTA vol 1, 10.6).
 
 mod device;
+mod keys;
 mod registration;
 mod window;
 
-use std::collections::hash_map::RandomState;
 use std::sync::Arc;
 use std::{mem, ptr};
 
@@ -13,6 +13,7 @@ use doorbell_roce_proto::memory::{
 };
 use doorbell_roce_proto::{LKey, LinkCapabilities, Qpn, RKey};
 
+use self::keys::Keys;
 use self::window::Window;
 use super::{Rights, copy};
 use crate::direct::Published;
@@ -164,15 +165,14 @@ struct Slot {
     object: Object,
 }
 
-/// A key is the slot's index, 16 bits, and a random tag, new for each registration. The lower 8
-/// bits of a window's key are the consumer's, new for each binding.
+/// The objects by key. A key is new for each registration; the lower 8 bits of a window's key are
+/// the consumer's, new for each binding.
 #[derive(Debug)]
 // fields: the objects and their keys, the payload of one packet, GPU memory, what is published
 pub(crate) struct Table {
     slots: Vec<Slot>,
     free: Vec<u16>,
-    tags: RandomState,
-    registrations: u64,
+    keys: Keys,
     regions: usize,
     windows: usize,
     bindings: usize,
@@ -196,8 +196,7 @@ impl Table {
         Self {
             slots: Vec::new(),
             free: Vec::new(),
-            tags: RandomState::new(),
-            registrations: 0,
+            keys: Keys::new(),
             regions: 0,
             windows: 0,
             bindings: 0,
@@ -255,7 +254,7 @@ impl Table {
     }
 
     fn object(&self, key: u32) -> Option<&Object> {
-        let slot = self.slots.get((key >> 16) as usize)?;
+        let slot = self.slots.get(usize::from(self.keys.find(key)?))?;
         (slot.key == key).then_some(&slot.object)
     }
 

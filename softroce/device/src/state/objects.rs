@@ -83,7 +83,7 @@ impl Core {
             return None;
         }
         if self.endpoint.wants_qpn_block() {
-            match self.demux.host.claim(0) {
+            match self.demux.host.claim(self.endpoint.next_qpn_block()) {
                 Some(block) => self.endpoint.add_qpn_block(block),
                 None if self.endpoint.has_free_qpns() => {}
                 None => return None,
@@ -92,6 +92,19 @@ impl Core {
         let qpn = self.endpoint.create_qp(init);
         self.objects.qps.insert(qpn, owner);
         Some(qpn)
+    }
+
+    /// The port of a peer at this address is known: that of the process that owns its number.
+    pub(crate) fn pin_known_port(&mut self, qpn: Qpn) {
+        if let Some(set) = self.endpoint.query_qp(qpn).map(|qp| qp.set)
+            && set
+                .path
+                .is_some_and(|path| path.link.is_none() && path.remote == self.demux.address.ip())
+            && let Some(owner) = set.dest_qpn.and_then(|peer| self.demux.host.owner_of(peer))
+            && let Some(port) = self.demux.host.udp_port(owner)
+        {
+            self.endpoint.pin_peer_port(qpn, port);
+        }
     }
 
     pub(crate) fn remove_qp(&mut self, qpn: Qpn) {

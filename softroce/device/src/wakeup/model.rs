@@ -258,7 +258,7 @@ impl Progress {
             let index = index.unwrap();
             self.done[index] |= model.unblock(index);
         }
-        let mut rings = self.consumers.iter().zip(&model.incoming);
+        let mut rings = self.consumers.iter_mut().zip(&model.incoming);
         let no_record = rings.all(|(consumer, ring)| consumer.sleep(ring));
         if no_record && prepared.due == NEVER && !self.is_done() {
             self.commit(prepared);

@@ -7,6 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 use std::{env, thread};
 
+use doorbell_roce_proto::QpnBlock;
 use doorbell_softroce::host::{MemberId, SLOTS};
 use doorbell_softroce::{Device, DeviceConfig};
 use nix::sched::{CloneFlags, unshare};
@@ -203,7 +204,7 @@ fn is_a_member() {
             "holder" => host
                 .port_holder()
                 .map_or(String::new(), |holder| holder.slot().to_string()),
-            "block" => host.claim(0).unwrap().index().to_string(),
+            "block" => host.claim(QpnBlock::new(0).unwrap()).unwrap().index().to_string(),
             "fork" => {
                 // SAFETY: the child takes no lock that another thread may have held: the device's
                 // threads hold none while it is idle, and the allocator handles forks itself.

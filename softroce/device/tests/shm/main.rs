@@ -2,6 +2,7 @@
 
 mod direct;
 mod foreign;
+mod ports;
 mod processes;
 mod races;
 mod random;

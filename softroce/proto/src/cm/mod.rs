@@ -41,6 +41,7 @@ pub use types::{
 };
 
 use crate::qp::Path;
+use crate::random::Purpose;
 use crate::wire::{DEFAULT_PKEY, Transport};
 use crate::{Gid, Instant, Psn, Qpn};
 
@@ -170,9 +171,9 @@ impl Cm {
             timers: BTreeSet::new(),
             budgets: Budgets::default(),
             out: Output::default(),
-            next_id: config.seed as u32,
+            next_id: 0,
             next_listener: 0,
-            next_transaction: config.seed.rotate_left(32) & !0xffff_ffff,
+            next_transaction: 0,
             dropped: 0,
         }
     }
@@ -541,7 +542,7 @@ impl Cm {
         let slot = u32::from(self.config.slot) << ID_BITS;
         loop {
             self.next_id = self.next_id.wrapping_add(1);
-            let id = slot | self.next_id & ((1 << ID_BITS) - 1);
+            let id = slot | self.config.key.permute(Purpose::CommunicationId, ID_BITS, self.next_id);
             if id != 0 && !self.connections.contains_key(&id) {
                 return Ok(ConnectionId(id));
             }
@@ -550,14 +551,12 @@ impl Cm {
 
     /// Not predictable from the previous one: late packets of an old connection match no new one.
     fn psn(&self) -> Psn {
-        let mixed = (self.config.seed ^ u64::from(self.next_id)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        // The upper half depends on every bit.
-        Psn::new((mixed >> 32) as u32)
+        Psn::new(self.config.key.draw(Purpose::Psn, self.next_id.into()) as u32)
     }
 
     fn transaction(&mut self) -> u64 {
         self.next_transaction = self.next_transaction.wrapping_add(1);
-        self.next_transaction
+        self.config.key.draw(Purpose::Transaction, self.next_transaction)
     }
 }
 

@@ -5,7 +5,7 @@ use core::net::IpAddr;
 
 use crate::qp::Path;
 use crate::wire::Transport;
-use crate::{Mtu, Psn, Qpn};
+use crate::{Mtu, NumberKey, Psn, Qpn};
 
 /// Service id (IBTA vol 1, 12.7); [`PortSpace`](super::PortSpace) maps ports to service ids.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -43,8 +43,9 @@ pub struct CmConfig {
     pub mtu: Mtu,
     /// The upper 10 bits of every communication id: the number of this process at the address.
     pub slot: u16,
-    /// Selects the first communication id, so that a restarted process does not reuse the old ones.
-    pub seed: u64,
+    /// Determines communication ids, transactions and PSNs: a [random](NumberKey::random) one, so
+    /// that peers cannot predict them and a restarted process does not reuse the old ones.
+    pub key: NumberKey,
 }
 
 /// A request for a connection.

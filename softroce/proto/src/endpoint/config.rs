@@ -1,12 +1,13 @@
 //! Configuration of an endpoint.
 
-use crate::Mtu;
+use crate::{Mtu, NumberKey};
 
 /// Configuration of an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EndpointConfig {
-    /// Selects the queue pair numbers, so that a restarted device does not reuse the old ones.
-    pub seed: u64,
+    /// Determines the queue pair numbers: a [random](NumberKey::random) one, so that peers cannot
+    /// predict them and a restarted device does not reuse the old ones.
+    pub key: NumberKey,
     /// Send window: unacknowledged PSNs per queue pair, 1 to 2^22 (clamped). A larger one is faster
     /// over long paths, and is retransmitted as a whole after a loss (go-back-N).
     pub window: u32,
@@ -55,7 +56,7 @@ impl EndpointConfig {
 impl Default for EndpointConfig {
     fn default() -> Self {
         Self {
-            seed: 0,
+            key: 0.into(),
             window: Self::DEFAULT_WINDOW,
             mtu: Mtu::Mtu4096,
             link: LinkCapabilities::default(),

@@ -3,6 +3,7 @@
 mod attributes;
 mod fast_path;
 pub(crate) mod packet;
+mod peer_port;
 pub(crate) mod receive_queue;
 mod requester;
 mod responder;
@@ -17,15 +18,18 @@ pub use attributes::{
     Attributes, LinkId, LinkProgress, Modify, ModifyError, Path, QpInit, RemoteAccess, State, ack_timeout,
 };
 
+pub use peer_port::FIRST_ENTROPY_PORT;
+
 use crate::memory::{AccessContext, Memory, PdId};
 use crate::outbox::Outbox;
 use crate::qp::packet::{InboundPacket, PacketLens};
+use crate::qp::peer_port::{PeerPort, Progress};
 use crate::qp::requester::Requester;
 use crate::qp::responder::{FatalNak, Responder};
 use crate::srq::SharedQueue;
 use crate::wire::{Nak, Transport};
 use crate::work::{Operation, PostError, ReceiveRequest, SendRequest, SrqId, Status};
-use crate::{AsyncEvent, EndpointConfig, Instant, LinkCapabilities, Mtu, Qpn};
+use crate::{AsyncEvent, Datagram, EndpointConfig, Instant, LinkCapabilities, Mtu, Qpn};
 
 /// Maximum message length: 2^31 bytes (IBTA vol 1, 9.7.8: maximum message size).
 const MAX_MESSAGE: u32 = 1 << 31;
@@ -40,6 +44,7 @@ struct Connection {
     mtu: usize,
     /// The lossless link that its packets take, `None` for UDP.
     link: Option<LinkId>,
+    peer_port: PeerPort,
     /// On the lossless link, a longer payload is passed by reference.
     inline_limit: usize,
 }
@@ -106,6 +111,7 @@ impl QueuePair {
                 peer: Qpn::new(0),
                 mtu: mtu.bytes(),
                 link: None,
+                peer_port: PeerPort::default(),
                 inline_limit: config.link.inline_limit,
             },
             window: config.window,
@@ -156,14 +162,29 @@ impl QueuePair {
         matches!(self.state, State::Rtr | State::Rts | State::Sqd | State::Sqe)
     }
 
-    /// Whether these are the addresses of its path; UD accepts packets from any address.
-    pub(crate) fn matches_path(&self, local: IpAddr, remote: IpAddr) -> bool {
+    /// Whether it has the addresses of the path, and the peer's port; UD accepts packets from any.
+    pub(crate) fn is_from_peer(&self, datagram: &Datagram<'_>) -> bool {
         if self.init.transport == Transport::Ud {
             return true;
         }
-        self.set
-            .path
-            .is_some_and(|path| path.link.is_none() && path.local == local && path.remote == remote)
+        let ends = (datagram.dst.to_canonical(), datagram.src.to_canonical());
+        let on_path = |path: Path| path.link.is_none() && (path.local, path.remote) == ends;
+        self.set.path.is_some_and(on_path) && self.connection.peer_port.admits(datagram.src_port)
+    }
+
+    pub(crate) const fn peer_port(&self) -> PeerPort {
+        self.connection.peer_port
+    }
+
+    pub(crate) const fn pin_peer_port(&mut self, port: u16) {
+        self.connection.peer_port = PeerPort::pinned(port);
+    }
+
+    pub(crate) fn progress(&self) -> Progress {
+        Progress {
+            expected: self.responder.expected_psn(),
+            acked: self.requester.acked(),
+        }
     }
 
     /// Whether its packets arrive on this lossless link; UD accepts packets from any.
@@ -220,6 +241,9 @@ impl QueuePair {
         self.responder.configure(&self.set);
         self.connection.peer = self.set.dest_qpn.unwrap_or(self.connection.peer);
         self.connection.link = self.set.path.and_then(|path| path.link);
+        if modify.path.is_some() {
+            self.connection.peer_port = PeerPort::default();
+        }
         self.connection.mtu = match (self.connection.link, self.set.path_mtu) {
             (Some(_), _) => self.capabilities.mtu,
             (None, Some(mtu)) => mtu.bytes(),

@@ -29,7 +29,7 @@ fn request(from: IpAddr, number: u32) -> Mad {
         guid: 77,
         mtu: Mtu::Mtu1024,
         slot: 5,
-        seed: u64::from(number),
+        key: 1.into(),
     });
     let qpn = Qpn::new(number & 0xff_ffff);
     let request = ConnectRequest {
@@ -39,7 +39,10 @@ fn request(from: IpAddr, number: u32) -> Mad {
         ..ConnectRequest::new(address(1), SERVICE, qpn, Psn::new(1), Mtu::Mtu1024)
     };
     cm.connect(Instant(1), &request).unwrap();
-    *cm.poll_transmit().unwrap().mad
+    let mut mad = *cm.poll_transmit().unwrap().mad;
+    // The communication id, as of the host's request with this number.
+    mad[24..28].copy_from_slice(&(number + 1).to_be_bytes());
+    mad
 }
 
 /// Delivers a request that the owner rejects. Whether it was reported.

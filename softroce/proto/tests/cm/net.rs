@@ -47,7 +47,7 @@ impl Net {
                 guid: side as u64 + 1,
                 mtu: Mtu::Mtu1024,
                 slot: side as u16 + 5,
-                seed: 1,
+                key: 1.into(),
             })
         };
         Self {

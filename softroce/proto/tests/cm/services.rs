@@ -1,5 +1,7 @@
 //! Datagram services (SIDR).
 
+use std::collections::HashSet;
+
 use doorbell_roce_proto::Instant;
 use doorbell_roce_proto::Qpn;
 use doorbell_roce_proto::cm::{
@@ -105,4 +107,33 @@ fn routes() {
         assert_eq!(route(&answer), Some(Route::Slot(5)));
     }
     assert_eq!(route(&[0; 256]), None);
+}
+
+/// What a peer sees of one connection reveals nothing of another's: no step from one to the next
+/// occurs twice.
+#[test]
+fn ids_transactions_and_psns_cannot_be_predicted() {
+    const COUNT: usize = 64;
+    let Net {
+        cms: [mut active, mut passive],
+        now,
+        ..
+    } = Net::new();
+    passive.listen(SERVICE, COUNT * 2).unwrap();
+    let mut seen = [const { Vec::new() }; 3];
+    for qpn in 0..COUNT {
+        active.connect(now, &Net::request(qpn as u32)).unwrap();
+        let mad = active.poll_transmit().unwrap().mad;
+        passive.handle_mad(now, address(0), &mad);
+        let Some(CmEvent::Request { id, .. }) = passive.poll_event() else {
+            panic!("no request was reported");
+        };
+        seen[0].push(u64::from_be_bytes(mad[8..16].try_into().unwrap()));
+        seen[1].push(u32::from_be_bytes(mad[24..28].try_into().unwrap()).into());
+        seen[2].push(passive.parameters(id).unwrap().rq_psn.get().into());
+    }
+    for numbers in seen {
+        let steps: HashSet<u64> = numbers.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect();
+        assert_eq!(steps.len(), COUNT - 1, "{numbers:x?}");
+    }
 }

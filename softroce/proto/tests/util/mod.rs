@@ -104,6 +104,9 @@ pub(crate) struct Setup {
     pub(crate) link_mtu: Option<usize>,
     pub(crate) fast_path: bool,
     pub(crate) ack_before_requests: bool,
+    /// Requests and receives per queue.
+    pub(crate) max_wr: u32,
+    pub(crate) max_inline: u32,
 }
 
 impl Default for Setup {
@@ -132,6 +135,8 @@ impl Default for Setup {
             link_mtu: None,
             fast_path: true,
             ack_before_requests: false,
+            max_wr: 64,
+            max_inline: 600,
         }
     }
 }
@@ -184,7 +189,7 @@ impl Pair {
         }
         let node = |at: usize| {
             let mut endpoint = Endpoint::with_config(EndpointConfig {
-                seed: at as u64 + 1,
+                key: (at as u64 + 1).into(),
                 window: setup.window,
                 mtu: setup.mtu,
                 link: LinkCapabilities {
@@ -198,6 +203,9 @@ impl Pair {
                 transport: setup.transport,
                 srq,
                 ack_before_requests: setup.ack_before_requests,
+                max_send_wr: setup.max_wr,
+                max_recv_wr: setup.max_wr,
+                max_inline: setup.max_inline,
                 ..qp_init(setup.signal_all)
             });
             Node {
@@ -242,6 +250,9 @@ impl Pair {
                 transport: setup.transport,
                 srq: node.srq,
                 ack_before_requests: setup.ack_before_requests,
+                max_send_wr: setup.max_wr,
+                max_recv_wr: setup.max_wr,
+                max_inline: setup.max_inline,
                 ..qp_init(setup.signal_all)
             });
         }

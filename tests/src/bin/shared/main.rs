@@ -85,7 +85,7 @@ fn main() -> ExitCode {
 }
 
 fn run(config: &Config) -> Result<()> {
-    let api = api_for(&config.options.device, Some(config.options.address), None)?;
+    let api = api_for(&config.options.device, Some(config.options.address))?;
     let mut end = End::open(api, config)?;
     let mut channel = Channel::open(config.options.role)?;
     let is_server = matches!(config.options.role, Role::Listen(_));

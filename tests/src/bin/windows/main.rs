@@ -34,7 +34,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &EndOptions) -> Result<()> {
-    let api = api_for(&options.device, Some(options.address), None)?;
+    let api = api_for(&options.device, Some(options.address))?;
     let mut end = End::open(api, &options.device, options.address, Channel::open(options.role)?)?;
     let first = matches!(options.role, Role::Listen(_));
     let soft = options.device.starts_with("soft");

@@ -16,14 +16,14 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::mman::ProtFlags;
 
 use super::{LARGEST, REFERENCES, ring};
+use crate::mapping::SharedMapping;
 
 /// "DBRING" and the version of this layout.
 const MAGIC: u64 = u64::from_be_bytes(*b"DBRING\0\x03");
@@ -96,16 +96,10 @@ pub(super) enum Field {
 
 #[derive(Debug)]
 pub(super) struct Mapping {
-    start: NonNull<u8>,
-    size: NonZeroUsize,
+    /// All access to its bytes is atomic, or by raw copies of the end that may access the slot.
+    map: SharedMapping,
     geometry: RingGeometry,
 }
-
-// SAFETY: it owns a mapping, which is of the whole process; all access to its bytes is atomic, or
-// by raw copies of the end that may access the slot.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
 
 impl Mapping {
     pub(super) fn create(geometry: RingGeometry) -> io::Result<(Self, OwnedFd)> {
@@ -167,19 +161,21 @@ impl Mapping {
 
     fn map(file: &impl AsFd, size: NonZeroUsize, geometry: RingGeometry) -> io::Result<Self> {
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping, wherever the kernel has space: nothing there is replaced. There
-        // are no references to the file's bytes, here or elsewhere, but to atomics.
-        let start = unsafe { mmap(None, size, rights, MapFlags::MAP_SHARED, file, 0) }?.cast();
-        Ok(Self { start, size, geometry })
+        let map = SharedMapping::new(file, size, rights)?;
+        Ok(Self { map, geometry })
+    }
+
+    fn start(&self) -> *mut u8 {
+        self.map.start().as_ptr()
     }
 
     /// A word by its offset: a multiple of 8, within the mapping.
     fn word(&self, offset: usize) -> &AtomicU64 {
-        debug_assert!(offset.is_multiple_of(8) && offset + 8 <= self.size.get());
+        debug_assert!(offset.is_multiple_of(8) && offset + 8 <= self.map.len().get());
         // SAFETY: the callers' offsets are below 4096 or in one of the slots
         // (`RingGeometry::size`), and multiples of 8 from a page's start. The mapping lives as long
         // as `self`; other accesses to these eight bytes, here or in the other process, are atomic.
-        unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(offset).cast()) }
+        unsafe { AtomicU64::from_ptr(self.start().add(offset).cast()) }
     }
 
     pub(super) fn field(&self, field: Field) -> &AtomicU64 {
@@ -206,21 +202,14 @@ impl Mapping {
     /// The [`CONTENT_LEN`] bytes of a slot.
     pub(super) fn content(&self, slot: u64) -> *mut u8 {
         // SAFETY: within the mapping, as all of the slot is.
-        unsafe { self.start.as_ptr().add(self.slot(slot, CONTENT_OFFSET)) }
+        unsafe { self.start().add(self.slot(slot, CONTENT_OFFSET)) }
     }
 
     /// A range of the bulk area, if it is inside.
     pub(super) fn bulk(&self, offset: u64, len: usize) -> Option<*mut u8> {
         let end = usize::try_from(offset).ok()?.checked_add(len)?;
         // SAFETY: the start is before `end`, within the bulk area and so the mapping.
-        (end <= self.geometry.bulk).then(|| unsafe { self.start.as_ptr().add(self.geometry.bulk_start() + end - len) })
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped with this size, unmapped once; borrows of it have ended. It cannot fail.
-        let _ = unsafe { munmap(self.start.cast(), self.size.get()) };
+        (end <= self.geometry.bulk).then(|| unsafe { self.start().add(self.geometry.bulk_start() + end - len) })
     }
 }
 

@@ -4,11 +4,11 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
-use std::ptr::NonNull;
 
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::mman::{MapFlags, ProtFlags};
 
 use super::segment::{SegmentId, cannot_shrink};
+use crate::mapping::SharedMapping;
 
 /// Why a segment cannot be mapped.
 #[derive(Debug, thiserror::Error)]
@@ -47,15 +47,9 @@ pub(crate) struct MappedSegments {
 #[derive(Debug)]
 pub(crate) struct MappedSegment {
     id: SegmentId,
-    start: NonNull<u8>,
-    len: NonZeroUsize,
+    map: SharedMapping,
     access: SegmentAccess,
 }
-
-// SAFETY: it owns a mapping, which is of the whole process and accessed by raw copies and atomics.
-unsafe impl Send for MappedSegment {}
-// SAFETY: as above.
-unsafe impl Sync for MappedSegment {}
 
 impl MappedSegment {
     pub(crate) fn new(id: SegmentId, fd: OwnedFd, access: SegmentAccess) -> Result<Self, UnfitSegment> {
@@ -68,18 +62,18 @@ impl MappedSegment {
         let Some(len) = NonZeroUsize::new(len) else {
             return Err(UnfitSegment::RecordKind(id));
         };
-        let mut flags = MapFlags::MAP_SHARED;
-        if len.get() <= POPULATE_MAX {
-            flags |= MapFlags::MAP_POPULATE;
-        }
+        let populated = len.get() <= POPULATE_MAX;
+        let flags = if populated {
+            MapFlags::MAP_POPULATE
+        } else {
+            MapFlags::empty()
+        };
         let rights = match access {
             SegmentAccess::Read => ProtFlags::PROT_READ,
             SegmentAccess::Write => ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
         };
-        // SAFETY: a new mapping replaces nothing; there is no reference to bytes that others write.
-        let start = unsafe { mmap(None, len, rights, flags, &file, 0) };
-        let start = start.map_err(|errno| failed(errno.into()))?.cast();
-        Ok(Self { id, start, len, access })
+        let map = SharedMapping::with_flags(&file, len, rights, flags).map_err(failed)?;
+        Ok(Self { id, map, access })
     }
 }
 
@@ -125,14 +119,6 @@ impl MappedSegments {
         let offset = usize::try_from(offset).ok()?;
         let end = offset.checked_add(len)?;
         // SAFETY: `offset` is within the mapping, as `end` is.
-        (end <= mapped.len.get()).then(|| unsafe { mapped.start.as_ptr().add(offset) })
-    }
-}
-
-impl Drop for MappedSegment {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `add` with this length, and unmapped once; only the copy of a record
-        // points into it, which borrows the segments.
-        let _ = unsafe { munmap(self.start.cast(), self.len.get()) };
+        (end <= mapped.map.len().get()).then(|| unsafe { mapped.map.start().as_ptr().add(offset) })
     }
 }

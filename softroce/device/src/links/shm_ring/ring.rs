@@ -193,9 +193,9 @@ impl Consumer {
         self.used_bulk || self.done() - self.credited >= BATCH.min(words.slots())
     }
 
-    /// No record is there, or the consumer sleeps: publishes the head without a fence. A producer that read an older head
-    /// does not wait for these credits: they are less than a batch of slots and no bulk space, and
-    /// it had more slots than that.
+    /// No record is there, or the consumer sleeps: publishes the head without a fence. A producer
+    /// that read an older head does not wait for these credits: they are less than a batch of slots
+    /// and no bulk space, and it had more slots than that.
     pub(crate) fn publish_head(&mut self, words: &impl RingWords) {
         if self.published != self.done() {
             self.published = self.done();

@@ -110,7 +110,7 @@ pub(crate) fn require_unicast(addr: SocketAddr) -> Result<SocketAddr, BindError>
 
 pub(super) fn bind(addr: SocketAddr) -> Result<Link, BindError> {
     let addr = require_unicast(addr)?;
-    let bound = UdpSocket::bind(addr).and_then(|socket| open(socket.into()));
+    let bound = CloseOnFork::create(|| UdpSocket::bind(addr)).and_then(open);
     bound.map_err(|source| BindError::new(addr, source))
 }
 

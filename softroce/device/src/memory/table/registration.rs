@@ -1,6 +1,5 @@
 //! Registering, changing and deregistering the regions of the table, and its keys.
 
-use std::hash::BuildHasher;
 use std::mem;
 use std::sync::Arc;
 
@@ -69,9 +68,10 @@ impl Table {
 
     /// Removes a region, unbinds its windows, and returns what others may have mapped of it.
     pub(in crate::memory) fn remove(&mut self, key: u32) -> SharedBacking {
-        let index = (key >> 16) as u16;
         self.withdraw(key);
-        if let Some(region) = self.region_of(key) {
+        if let Some(index) = self.keys.find(key)
+            && let Some(region) = self.region_of(key)
+        {
             if region.windows > 0 {
                 self.unbind_from(index);
             }
@@ -102,10 +102,8 @@ impl Table {
     }
 
     fn region_mut(&mut self, key: u32) -> Option<&mut Region> {
-        let slot = self
-            .slots
-            .get_mut((key >> 16) as usize)
-            .filter(|slot| slot.key == key)?;
+        let index = self.keys.find(key)?;
+        let slot = self.slots.get_mut(usize::from(index)).filter(|slot| slot.key == key)?;
         match &mut slot.object {
             Object::Region(region) => Some(region),
             _ => None,
@@ -154,10 +152,7 @@ impl Table {
             Some(index) => index,
             None => u16::try_from(self.slots.len()).ok()?,
         };
-        self.registrations += 1;
-        let tag = self.tags.hash_one(self.registrations) as u16;
-        // Never 0, whatever a window's lower 8 bits are: some programs take key 0 for none.
-        let key = u32::from(index) << 16 | u32::from(tag.max(0x100));
+        let key = self.keys.take(index)?;
         let slot = Slot { key, object };
         match self.slots.get_mut(usize::from(index)) {
             Some(old) => *old = slot,
@@ -168,6 +163,8 @@ impl Table {
 
     pub(super) fn free(&mut self, index: u16) -> Object {
         self.free.push(index);
-        mem::replace(&mut self.slots[usize::from(index)].object, Object::Free)
+        let slot = &mut self.slots[usize::from(index)];
+        self.keys.free(slot.key);
+        mem::replace(&mut slot.object, Object::Free)
     }
 }

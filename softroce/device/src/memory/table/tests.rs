@@ -3,6 +3,8 @@
 use doorbell_roce_proto::Qpn;
 
 use super::*;
+use crate::capacity;
+use crate::memory::WindowKind;
 
 const PD: PdId = PdId(3);
 const ALL: Rights = Rights {
@@ -59,13 +61,39 @@ fn a_key_is_valid_for_one_registration_in_one_domain() {
         Err(AccessError)
     );
     table.remove(key);
-    table.remove(key);
     assert_eq!(table.gather(PD, LKey(key), 0, &mut out), Err(AccessError));
-    let again = table
-        .add_region(Region::new(bytes.as_mut_ptr(), 64, 0, PD, ALL))
-        .unwrap();
-    assert_eq!(again >> 16, key >> 16, "the slot is used again");
+    // Until both the slot and the position of the key are used again.
+    let mut again = key;
+    while again == key || again >> 16 != key >> 16 {
+        table.remove(again);
+        let region = Region::new(bytes.as_mut_ptr(), 64, 0, PD, ALL);
+        again = table.add_region(region).unwrap();
+    }
+    assert_eq!(table.slots.len(), 1);
+    assert_eq!(table.gather(PD, LKey(key), 0, &mut out), Err(AccessError));
     assert_eq!(table.gather(PD, LKey(again), 0, &mut out), Ok(()));
+}
+
+/// A key is as hard to guess as a random number of 32 bits, and there is one for each object.
+#[test]
+fn keys_are_random_in_all_bits() {
+    let mut table = Table::new();
+    let mut add = || table.add_region(Region::null(PD)).unwrap();
+    let mut keys: Vec<u32> = (0..capacity::REGIONS).map(|_| add()).collect();
+    for bit in 0..32 {
+        let set = keys[..4096].iter().filter(|key| **key >> bit & 1 != 0).count();
+        // Eight standard deviations of the binomial.
+        assert!(set.abs_diff(2048) < 256, "bit {bit}: {set} of 4096");
+    }
+    let mut add = || table.add_window(PD, WindowKind::Two).unwrap();
+    keys.extend((0..capacity::WINDOWS).map(|_| add()));
+    keys.iter_mut().for_each(|key| *key >>= 8);
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(
+        (keys.len(), keys[0] == 0),
+        (capacity::REGIONS + capacity::WINDOWS, false)
+    );
 }
 
 #[test]

@@ -87,8 +87,9 @@ impl Table {
 
     /// Removes a window, whatever its current key.
     pub(in crate::memory) fn remove_window(&mut self, key: u32) {
-        let index = (key >> 16) as u16;
-        if self.window(key).is_some() {
+        if let Some(index) = self.keys.find(key)
+            && self.window(key).is_some()
+        {
             self.unbind(index);
             self.free(index);
             self.windows -= 1;
@@ -124,7 +125,8 @@ impl Table {
 
     /// The window of a key, whatever the key's lower 8 bits.
     fn window(&mut self, key: u32) -> Option<&mut Window> {
-        let slot = self.slots.get_mut((key >> 16) as usize)?;
+        let index = self.keys.find(key)?;
+        let slot = self.slots.get_mut(usize::from(index))?;
         match &mut slot.object {
             Object::Window(window) if slot.key >> 8 == key >> 8 => Some(window),
             _ => None,
@@ -162,7 +164,7 @@ impl Table {
             0 => None,
             _ => Some(self.binding(via, bind)?),
         };
-        let index = (bind.rkey.0 >> 16) as u16;
+        let index = self.keys.find(bind.rkey.0).ok_or(AccessError)?;
         self.unbind(index);
         self.slots[usize::from(index)].key = bind.rkey.0;
         let Some(bound) = binding else {
@@ -189,7 +191,7 @@ impl Table {
         // C10-75.
         region.locate(bind.addr, bind.len)?;
         Ok(Binding {
-            region: (bind.region.0 >> 16) as u16,
+            region: self.keys.find(bind.region.0).ok_or(AccessError)?,
             start: bind.addr,
             len: bind.len,
             access: bind.access,
@@ -205,7 +207,7 @@ impl Table {
         rkey: RKey,
         by: Invalidator,
     ) -> Result<(), AccessError> {
-        let index = (rkey.0 >> 16) as u16;
+        let index = self.keys.find(rkey.0).ok_or(AccessError)?;
         let current = self
             .slots
             .get(usize::from(index))

@@ -175,6 +175,11 @@ impl Requester {
         self.psn(self.max)
     }
 
+    /// The number of the oldest unacknowledged packet.
+    pub(crate) const fn acked(&self) -> u64 {
+        self.una
+    }
+
     pub(crate) fn is_busy(&self) -> bool {
         self.queue.head < self.begun
     }

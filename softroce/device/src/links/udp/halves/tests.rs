@@ -84,7 +84,8 @@ fn more_runs_than_one_call_takes_all_go() {
 #[test]
 fn a_kernel_that_refuses_gso_gets_single_datagrams() {
     let mut peer = open_any("127.0.0.1");
-    let socket = Arc::new(Socket::new(UdpSocket::bind("127.0.0.1:0").unwrap().into()).unwrap());
+    let bound = CloseOnFork::create(|| UdpSocket::bind("127.0.0.1:0")).unwrap();
+    let socket = Arc::new(Socket::new(bound).unwrap());
     // GSO on a socket without checksums is EINVAL, as from a kernel without UDP_SEGMENT.
     sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
     let mut tx = UdpTx {

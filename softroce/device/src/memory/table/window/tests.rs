@@ -85,7 +85,7 @@ impl Setup {
     }
 
     fn slot_key(&self) -> u32 {
-        self.table.slots[(self.window >> 16) as usize].key
+        self.table.slots[usize::from(self.table.keys.find(self.window).unwrap())].key
     }
 }
 
