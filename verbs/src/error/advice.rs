@@ -39,6 +39,7 @@ pub(super) fn open_advice(error: &io::Error) -> &'static str {
         io::ErrorKind::NotFound => {
             "its node under /dev/infiniband is missing: load ib_uverbs, or pass it into the container (`--device`)"
         }
+        _ if error.raw_os_error() == Some(nix::libc::EMFILE) => "raise the limit on descriptors (`ulimit -n`)",
         _ => "is its driver loaded?",
     }
 }
