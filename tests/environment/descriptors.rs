@@ -33,16 +33,12 @@ fn a_connection_without_descriptors_fails_with_emfile() {
             .find(|line| line.contains(of))
             .unwrap_or_else(|| panic!("{said}"))
     };
-    let connecting = error("ibv_modify_qp");
-    assert!(
-        connecting.ends_with("Too many open files (os error 24)"),
-        "{connecting}"
-    );
-    let opening = error("ibv_open_device");
-    assert!(
-        opening.ends_with("raise the limit on descriptors (`ulimit -n`)"),
-        "{opening}"
-    );
+    for call in ["ibv_modify_qp", "ibv_open_device"] {
+        let error = error(call);
+        let expected = "Too many open files (os error 24)";
+        let advice = "raise the limit on descriptors (`ulimit -n`)";
+        assert!(error.contains(expected) && error.ends_with(advice), "{error}");
+    }
 }
 
 #[test]

@@ -63,7 +63,7 @@ fn bootstrap(rig: &mut Rig) -> Result<String> {
         ("DOORBELL_CALIBRATE", "no"),
     ];
     let rank = |rank| [group, &[("RANK", rank), ("LOCAL_RANK", rank)]].concat();
-    let mut first = rig.start_server(LINE, &rank("0"))?;
+    let mut first = rig.first_rank(LINE, &rank("0"))?;
     rig.client(&first, LINE, &rank("1"))?;
     let output = rig.end(&mut first)?;
     link(&output)

@@ -106,9 +106,28 @@ impl<'a> Rig<'a> {
 
     /// A server that waits for its client.
     pub(crate) fn server(&mut self, line: &str) -> Result<Process> {
-        let mut server = self.start_server(line, &[])?;
+        let ready = |_: &Self, server: &Process| READY.iter().any(|ready| server.output().contains(ready));
+        self.start_server(line, &[], ready)
+    }
+
+    /// One that says nothing, and has the address once its device is open.
+    pub(crate) fn first_rank(&mut self, line: &str, more: Variables) -> Result<Process> {
+        self.start_server(line, more, |rig, server| {
+            let ports = fs::read_to_string(format!("/proc/{}/net/udp", server.id())).unwrap_or_default();
+            ports.contains(&format!(" 0100007F:{:04X} ", rig.port))
+        })
+    }
+
+    fn start_server(
+        &mut self,
+        line: &str,
+        more: Variables,
+        is_ready: impl Fn(&Self, &Process) -> bool,
+    ) -> Result<Process> {
+        let script = self.environment.server.unwrap_or(PLAIN);
+        let mut server = self.start("server", script, line, more)?;
         let deadline = Instant::now() + TIMEOUT;
-        while !READY.iter().any(|ready| server.output().contains(ready)) {
+        while !is_ready(self, &server) {
             if server.status()?.is_some() || Instant::now() > deadline {
                 self.end(&mut server).context("the server")?;
                 bail!("the server did not wait for a client: {:?}", server.output());
@@ -116,10 +135,6 @@ impl<'a> Rig<'a> {
             thread::sleep(Duration::from_millis(10));
         }
         Ok(server)
-    }
-
-    pub(crate) fn start_server(&self, line: &str, more: Variables) -> Result<Process> {
-        self.start("server", self.environment.server.unwrap_or(PLAIN), line, more)
     }
 
     /// The client's output.
