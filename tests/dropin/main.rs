@@ -1,7 +1,5 @@
 //! `doorbell run`, `doorbell env` and the drop-in libraries: symbols and versions compared with the
 //! system's, C programs, sysfs, signals and exit statuses.
-//!
-//! Cargo builds no library of another package for a test, so the first that needs them runs it.
 
 mod command;
 mod layout;
@@ -10,33 +8,10 @@ mod suite;
 mod symbols;
 mod sysfs;
 
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-fn built() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        // This program is in TARGET/PROFILE/deps.
-        let program = std::env::current_exe().expect("this program is somewhere");
-        let folder = program.ancestors().nth(2).expect("cargo put it there").to_owned();
-        let target = folder.parent().expect("cargo put it there");
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--locked", "--target-dir"]).arg(target);
-        if folder.ends_with("release") {
-            cargo.arg("--release");
-        }
-        // The features of `cargo test --workspace`: with others most packages would be built again.
-        cargo.args(["--workspace", "--lib", "--examples", "--bin", "doorbell"]);
-        let status = cargo
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status()
-            .expect("cargo runs");
-        assert!(status.success(), "the libraries do not build");
-        folder
-    })
-}
+use doorbell_tests::built;
 
 /// On a device of this test's own, without the developer's environment.
 fn doorbell(words: &[&str]) -> Command {

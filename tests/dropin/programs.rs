@@ -1,12 +1,15 @@
 //! C programs, linked with rdma-core's library, on the drop-in.
 
+use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::{address, doorbell, missing, stdout_of, texts};
+use crate::{address, built, doorbell, missing, stdout_of, texts};
 
 /// Compiles one of the sources here; `None` where that is not possible.
 fn compiled(source: &str, libraries: &[&str]) -> Option<(TempDir, PathBuf)> {
@@ -81,6 +84,43 @@ fn a_device_that_does_not_open_is_an_errno_value() {
     let (status, _, log) = with(&format!("{invalid} DOORBELL_LOG=error"));
     assert_eq!(status, Some(2));
     assert!(log.contains("240.1.2.3") && log.lines().count() == 1, "{log}");
+}
+
+/// A set-user-ID program obeys no variable of its caller; without the bit, the same one does.
+#[test]
+fn a_set_user_id_program_ignores_the_environment() {
+    if !nix::unistd::geteuid().is_root() {
+        return missing("only root can make a program another user's");
+    }
+    let libraries = tempfile::tempdir().expect("a temporary folder");
+    let link = libraries.path().join("libibverbs.so.1");
+    symlink(built().join("libdoorbell_dropin.so"), link).expect("the folder is empty");
+    let rpath = format!("-Wl,-rpath,{}", libraries.path().display());
+    let Some((folder, program)) = compiled("secure.c", &[&rpath, "-libverbs"]) else {
+        return;
+    };
+    let permit = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).expect("it is ours");
+    permit(libraries.path(), 0o755);
+    permit(folder.path(), 0o777);
+    let capture = folder.path().join("capture.pcap");
+    let run_with_mode = |mode| {
+        permit(&program, mode);
+        let output = Command::new(&program)
+            .env("DOORBELL_PCAP", &capture)
+            .uid(65534)
+            .gid(65534)
+            .output()
+            .expect("it was just compiled");
+        assert!(output.status.success(), "{output:?}");
+        texts(&output).0
+    };
+    let mode = run_with_mode(0o4755);
+    if mode != "1\n" {
+        return missing("a temporary folder without nosuid");
+    }
+    assert!(!capture.exists(), "root wrote a file that its caller named");
+    assert_eq!(run_with_mode(0o755), "0\n");
+    assert!(capture.exists());
 }
 
 /// A port has one owner, and the peer of a killed end is notified.

@@ -4,10 +4,12 @@
 //! Shared here: [`interop`], both ends of a test of every operation; [`conformance`], the rules for
 //! every device; [`raw`], the C verbs; [`soft`], two soft devices in one process; [`gpu`], the
 //! cases of the GPU's kernels; [`program`], the common part of the programs in `src/bin`; and for
-//! programs that run others [`process`], [`environment`], [`retry`] and [`section`].
+//! programs that run others [`process`], [`environment`], [`retry`] and
+//! [`section`], and [`built`].
 
 pub mod attributes;
 mod book;
+mod built;
 pub mod conformance;
 pub mod environment;
 pub mod gpu;
@@ -18,3 +20,5 @@ pub mod raw;
 pub mod retry;
 pub mod section;
 pub mod soft;
+
+pub use built::built;

@@ -101,6 +101,11 @@ impl Process {
         })
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Its exit status as in a shell, 128 plus the number for a signal; `None` while it runs.
     pub fn status(&mut self) -> Result<Option<i32>> {
         check_not_stopped()?;

@@ -8,11 +8,11 @@ use std::io;
 
 use doorbell_verbs_sys as sys;
 
-pub(crate) use advice::register_advice;
 use advice::{
     create_advice, create_cq_advice, device_memory_advice, list_devices, list_gids, moderate_advice, open_advice,
     port_advice, resize_advice, window_advice,
 };
+pub(crate) use advice::{modify_advice, register_advice};
 
 use crate::port::PortState;
 use crate::qp::TransportKind;

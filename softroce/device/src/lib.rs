@@ -43,7 +43,7 @@ pub use memory::{
     Dm, HostRange, Mr, Mw, OutOfRange, RegisterError, Reregister, Rights, WindowKind, WindowsBound, supports_gpu_memory,
 };
 pub use pd::Pd;
-pub use qp::{CreateQpError, Posting, Qp, QpConfig};
+pub use qp::{CreateQpError, ModifyQpError, Posting, Qp, QpConfig};
 pub use srq::{SharedPosting, Srq, SrqConfig};
 
 /// The limits of a device; the same for every device (ibv_query_device(3)).

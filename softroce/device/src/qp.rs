@@ -1,5 +1,6 @@
 //! Queue pairs: creating, modifying and querying them, and posting work requests.
 
+use std::io;
 use std::sync::Arc;
 
 use doorbell_roce_proto::qp::{Attributes, Modify, ModifyError, Path, QpInit, State};
@@ -12,6 +13,7 @@ use crate::cq::Cq;
 use crate::device::Device;
 use crate::drive::{COARSE_TIMEOUT, Shared};
 use crate::event::EventOwner;
+use crate::links::shm::PathError;
 use crate::pd::Pd;
 use crate::srq::Srq;
 use crate::state::Core;
@@ -58,6 +60,21 @@ pub enum CreateQpError {
     /// No more queue pairs (`ENOMEM`).
     #[error("the device has {max} queue pairs already", max = capacity::QPS)]
     Exhausted,
+}
+
+/// Why a modify failed; nothing changed.
+#[derive(Debug)]
+pub enum ModifyQpError {
+    /// The attributes or the transition are invalid (`EINVAL`).
+    Invalid(ModifyError),
+    /// The system refuses what the link to the peer's process needs, such as descriptors.
+    Link(io::Error),
+}
+
+impl From<ModifyError> for ModifyQpError {
+    fn from(error: ModifyError) -> Self {
+        Self::Invalid(error)
+    }
 }
 
 /// A queue pair. Dropping it destroys it: queued work requests are dropped without completions, and
@@ -259,8 +276,9 @@ impl Qp {
     /// Modifies state and attributes (ibv_modify_qp(3)).
     ///
     /// # Errors
-    /// When the table of transitions refuses it; nothing changed then.
-    pub fn modify(&self, modify: &Modify) -> Result<(), ModifyError> {
+    /// When the table of transitions refuses it, or the peer's process cannot be connected to;
+    /// nothing changed then.
+    pub fn modify(&self, modify: &Modify) -> Result<(), ModifyQpError> {
         let shared = self.device().shared();
         if matches!(modify.state, Some(State::Reset | State::Err)) {
             shared.wait_for_copies(Some(self.number), None);
@@ -273,7 +291,7 @@ impl Qp {
         let path = self.resolve_path(modify, &mut core);
         let result = path.and_then(|path| {
             let modify = &Modify { path, ..*modify };
-            core.endpoint.modify_qp(shared.now(), self.number, modify)
+            Ok(core.endpoint.modify_qp(shared.now(), self.number, modify)?)
         });
         if result.is_ok() && modify.state == Some(State::Reset) {
             core.memory.release_windows_of(self.number);
@@ -291,7 +309,7 @@ impl Qp {
     }
 
     /// The path to set, with the shm link to the peer if there is one.
-    fn resolve_path(&self, modify: &Modify, core: &mut Core) -> Result<Option<Path>, ModifyError> {
+    fn resolve_path(&self, modify: &Modify, core: &mut Core) -> Result<Option<Path>, ModifyQpError> {
         let Some(path) = modify.path else {
             return Ok(None);
         };
@@ -302,9 +320,10 @@ impl Qp {
         };
         match core.route(&path, peer) {
             Ok(link) => Ok(Some(Path { link, ..path })),
-            Err(error) => {
+            Err(PathError::Failed(error)) => Err(ModifyQpError::Link(error)),
+            Err(error @ PathError::NotLocal(_)) => {
                 tracing::warn!("{} cannot be connected: {error}", self.number);
-                Err(ModifyError::Value(PATH))
+                Err(ModifyError::Value(PATH).into())
             }
         }
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use doorbell_roce_proto::wire::Transport;
-use doorbell_softroce::{CreateQpError, Event, EventOwner, EventQueue, Qp, QpConfig};
+use doorbell_softroce::{CreateQpError, Event, EventOwner, EventQueue, ModifyQpError, Qp, QpConfig};
 use doorbell_verbs_sys::{
     IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, IBV_QP_CREATE_PCI_WRITE_END_PADDING, IBV_QP_INIT_ATTR_CREATE_FLAGS,
     IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_MAX_TSO_HEADER, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_RX_HASH,
@@ -206,7 +206,10 @@ pub(crate) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
     };
     if let Err(refused) = soft.modify(&modify) {
         tracing::debug!("ibv_modify_qp: {refused:?}");
-        return libc::EINVAL;
+        return match refused {
+            ModifyQpError::Invalid(_) => libc::EINVAL,
+            ModifyQpError::Link(error) => errno::of(&error),
+        };
     }
     if mask & IBV_QP_STATE != 0 {
         let state = attr.qp_state;

@@ -1,5 +1,6 @@
 //! Both ends of connections made by the connection manager, at one address of an RDMA device of
-//! this machine: established, rejected, unanswered, refused and unreachable.
+//! this machine: established, rejected, unanswered, refused and unreachable. Or one end of an
+//! established one.
 
 #![forbid(unsafe_code)]
 
@@ -17,23 +18,41 @@ use doorbell_verbs::{
     Remote, Success, WriteAccess,
 };
 
-const USAGE: &str = "usage: cm IP    (an address of an RDMA device of this machine)";
+const USAGE: &str = "\
+usage: cm IP                    (an address of an RDMA device of this machine)
+       cm serve|connect IP:PORT";
 const TIMEOUT: Duration = Duration::from_secs(20);
 const LEN: usize = 100_000;
 
 fn main() -> ExitCode {
-    let address = std::env::args().nth(1).map(|arg| arg.parse::<IpAddr>());
-    let Some(Ok(address)) = address else {
+    let words: Vec<_> = std::env::args().skip(1).collect();
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    let Some(result) = (match words[..] {
+        [address] => address.parse().ok().map(run),
+        ["serve", address] => address.parse().ok().map(serve_one),
+        ["connect", address] => address.parse().ok().map(connect_one),
+        _ => None,
+    }) else {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
     };
-    match run(address) {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("cm {address}: {error:#}");
+            eprintln!("cm: {}: {error:#}", words.join(" "));
             ExitCode::FAILURE
         }
     }
+}
+
+fn serve_one(address: SocketAddr) -> Result<()> {
+    let mut listener = ConnectionManager::system()?.listen(address, 8)?;
+    println!("waits for a client");
+    serve(&mut listener, address)
+}
+
+fn connect_one(address: SocketAddr) -> Result<()> {
+    connect(ConnectionManager::system()?, address)
 }
 
 fn run(address: IpAddr) -> Result<()> {
@@ -150,63 +169,65 @@ fn both<A: Send, B>(server: impl FnOnce() -> Result<A> + Send, client: impl FnOn
 
 /// Data and private data both ways; the server sees the client's disconnect.
 fn conversation(manager: ConnectionManager, listener: &mut Listener, server: SocketAddr) -> Result<()> {
-    let serve = || {
-        let request = listener.next_request(TIMEOUT)?.context("no request")?;
-        let theirs = key(request.private_data())?;
-        let Prepared {
-            mut cq,
-            qp,
-            inbox,
-            messages,
-        } = prepare(&request.context()?, request.port(), 2)?;
-        let mut answer = inbox.remote().to_bytes().to_vec();
-        answer.resize(MAX_ACCEPT_DATA, 0xa5);
-        let (mut qp, mut connection) = request.accept(qp, &answer, TIMEOUT)?;
-        ensure!(
-            connection.local_addr() == Some(server),
-            "accepted at {:?}",
-            connection.local_addr()
-        );
-        exchange(&mut qp, &mut cq, &inbox, messages, theirs, 1)?;
-        wait_for(&mut connection, ConnectionEvent::Disconnected)?;
-        qp.flush()?;
-        ensure!(
-            qp.state()? == QpState::Err,
-            "not in error after the peer has disconnected"
-        );
-        Ok(())
-    };
-    let connect = || {
-        let route = manager.resolve(server, TIMEOUT)?;
-        let Prepared {
-            mut cq,
-            qp,
-            inbox,
-            messages,
-        } = prepare(&route.context()?, route.port(), 1)?;
-        let mut request = inbox.remote().to_bytes().to_vec();
-        request.resize(MAX_CONNECT_DATA, 0x5a);
-        let (mut qp, connection) = route.connect(qp, &request, TIMEOUT)?;
-        let answer = connection.private_data().to_vec();
-        ensure!(
-            answer.len() == MAX_ACCEPT_DATA && answer.ends_with(&[0xa5; 8]),
-            "answer {answer:?}"
-        );
-        ensure!(
-            connection.peer_addr() == Some(server),
-            "connected to {:?}",
-            connection.peer_addr()
-        );
-        exchange(&mut qp, &mut cq, &inbox, messages, key(&answer)?, 2)?;
-        println!(
-            "{server}: data both ways, path MTU {}, peer {}",
-            qp.mtu(),
-            qp.peer().gid
-        );
-        connection.disconnect(TIMEOUT)?;
-        Ok(())
-    };
-    both(serve, connect).map(drop)
+    both(|| serve(listener, server), || connect(manager, server)).map(drop)
+}
+
+fn serve(listener: &mut Listener, server: SocketAddr) -> Result<()> {
+    let request = listener.next_request(TIMEOUT)?.context("no request")?;
+    let theirs = key(request.private_data())?;
+    let Prepared {
+        mut cq,
+        qp,
+        inbox,
+        messages,
+    } = prepare(&request.context()?, request.port(), 2)?;
+    let mut answer = inbox.remote().to_bytes().to_vec();
+    answer.resize(MAX_ACCEPT_DATA, 0xa5);
+    let (mut qp, mut connection) = request.accept(qp, &answer, TIMEOUT)?;
+    ensure!(
+        connection.local_addr() == Some(server),
+        "accepted at {:?}",
+        connection.local_addr()
+    );
+    exchange(&mut qp, &mut cq, &inbox, messages, theirs, 1)?;
+    wait_for(&mut connection, ConnectionEvent::Disconnected)?;
+    qp.flush()?;
+    ensure!(
+        qp.state()? == QpState::Err,
+        "not in error after the peer has disconnected"
+    );
+    Ok(())
+}
+
+fn connect(manager: ConnectionManager, server: SocketAddr) -> Result<()> {
+    let route = manager.resolve(server, TIMEOUT)?;
+    let Prepared {
+        mut cq,
+        qp,
+        inbox,
+        messages,
+    } = prepare(&route.context()?, route.port(), 1)?;
+    let mut request = inbox.remote().to_bytes().to_vec();
+    request.resize(MAX_CONNECT_DATA, 0x5a);
+    let (mut qp, connection) = route.connect(qp, &request, TIMEOUT)?;
+    let answer = connection.private_data().to_vec();
+    ensure!(
+        answer.len() == MAX_ACCEPT_DATA && answer.ends_with(&[0xa5; 8]),
+        "answer {answer:?}"
+    );
+    ensure!(
+        connection.peer_addr() == Some(server),
+        "connected to {:?}",
+        connection.peer_addr()
+    );
+    exchange(&mut qp, &mut cq, &inbox, messages, key(&answer)?, 2)?;
+    println!(
+        "{server}: data both ways, path MTU {}, peer {}",
+        qp.mtu(),
+        qp.peer().gid
+    );
+    connection.disconnect(TIMEOUT)?;
+    Ok(())
 }
 
 fn wait_for(connection: &mut Connection, wanted: ConnectionEvent) -> Result<()> {

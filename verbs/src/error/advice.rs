@@ -39,7 +39,23 @@ pub(super) fn open_advice(error: &io::Error) -> &'static str {
         io::ErrorKind::NotFound => {
             "its node under /dev/infiniband is missing: load ib_uverbs, or pass it into the container (`--device`)"
         }
+        _ if is_descriptor_limit(error) => RAISE_DESCRIPTORS,
         _ => "is its driver loaded?",
+    }
+}
+
+const RAISE_DESCRIPTORS: &str = "raise the limit on descriptors (`ulimit -n`)";
+
+fn is_descriptor_limit(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(nix::libc::EMFILE)
+}
+
+/// Of a failed ibv_modify_qp(3) whose attributes are not the reason: that is EINVAL.
+pub(crate) fn modify_advice(error: &io::Error) -> Option<&'static str> {
+    match error.kind() {
+        io::ErrorKind::InvalidInput => None,
+        _ if is_descriptor_limit(error) => Some(RAISE_DESCRIPTORS),
+        _ => Some("the attributes are not the reason"),
     }
 }
 

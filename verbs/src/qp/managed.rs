@@ -72,9 +72,12 @@ impl<T: Reliable, B: Backend> PreparedQueuePair<T, B> {
             | sys::IBV_QP_RQ_PSN
             | sys::IBV_QP_MAX_DEST_RD_ATOMIC
             | sys::IBV_QP_MIN_RNR_TIMER;
-        self.object.transition((QpState::Init, QpState::Rtr), rtr, mask, |_| {
-            vec!["the connection manager's path is no longer there".to_owned()]
-        })?;
+        self.object
+            .transition((QpState::Init, QpState::Rtr), rtr, mask, |error| {
+                let path = "the connection manager's path is no longer there";
+                let is_invalid = error.kind() == std::io::ErrorKind::InvalidInput;
+                is_invalid.then(|| path.to_owned()).into_iter().collect()
+            })?;
         rts.max_rd_atomic = rts.max_rd_atomic.min(offer.initiator_depth);
         rts.timeout = self.settings.timeout;
         let mask = sys::IBV_QP_SQ_PSN

@@ -11,7 +11,7 @@ use super::query::QueuePairAttr;
 use super::ring::QpId;
 use super::transport::TransportKind;
 use crate::cq::Attachment;
-use crate::error::{QueuePairError, check};
+use crate::error::{QueuePairError, check, modify_advice};
 use crate::pd::PdInner;
 use crate::raw::Lender;
 use crate::types::Qpn;
@@ -156,6 +156,8 @@ impl QpObject {
     ) -> QueuePairError {
         let explanation = Explanation::of(self.transport, from, to, mask);
         let explanation = notes(&error).into_iter().fold(explanation, Explanation::note);
+        let advice = modify_advice(&error).filter(|_| explanation.notes.is_empty());
+        let explanation = advice.into_iter().fold(explanation, Explanation::note);
         QueuePairError::Modify {
             object,
             explanation: Box::new(explanation),

@@ -66,7 +66,9 @@ impl DirectPeers {
                     segments: MappedSegments::default(),
                 });
             }
-            Err(error) => tracing::warn!("another process sent invalid tables of its memory: {error}"),
+            Err(error) => {
+                tracing::warn!("no direct operations with another process, whose tables cannot be used: {error}")
+            }
         }
     }
 

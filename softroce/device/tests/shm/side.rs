@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 
 pub(crate) use address::own_address;
 use doorbell_roce_proto::memory::Sge;
-use doorbell_roce_proto::qp::{Modify, ModifyError, Path, RemoteAccess, State};
+use doorbell_roce_proto::qp::{Modify, Path, RemoteAccess, State};
 use doorbell_roce_proto::wire::Transport;
 use doorbell_roce_proto::work::{Completion, Operation, Payload, ReceiveRequest, SendRequest};
 use doorbell_roce_proto::{Psn, Qpn, RKey};
 use doorbell_softroce::clock::TimestampClocks;
 use doorbell_softroce::{
-    CopyMode, Cq, CqConfig, Device, DeviceConfig, EventOwner, EventQueue, HostRange, LinkChoice, Mr, Pd, Qp, QpConfig,
-    Reregister, Rights,
+    CopyMode, Cq, CqConfig, Device, DeviceConfig, EventOwner, EventQueue, HostRange, LinkChoice, ModifyQpError, Mr, Pd,
+    Qp, QpConfig, Reregister, Rights,
 };
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -285,7 +285,7 @@ impl Side {
     }
 
     /// The same, where it may be refused.
-    pub(crate) fn try_connect(&self, peer: Key, timeout: u8) -> Result<(), ModifyError> {
+    pub(crate) fn try_connect(&self, peer: Key, timeout: u8) -> Result<(), ModifyQpError> {
         let address = self.device.info().gid.to_ip();
         let none = Modify::default();
         for modify in [

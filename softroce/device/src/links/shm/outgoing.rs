@@ -60,8 +60,8 @@ pub(crate) enum PathError {
     )]
     NotLocal(Qpn),
     /// The ring could not be created.
-    #[error("no shm link to the process of queue pair {0}: {1}")]
-    Failed(Qpn, #[source] io::Error),
+    #[error("no shm link to the peer's process: {0}")]
+    Failed(#[source] io::Error),
 }
 
 /// The threads to wake, once no lock is held.
@@ -143,7 +143,7 @@ impl OutgoingRings {
             match self.open(member) {
                 Ok(()) => return Ok(Some(link_to(member))),
                 Err(error) if is_peer_gone(&error) => {}
-                Err(error) => return Err(PathError::Failed(peer, error)),
+                Err(error) => return Err(PathError::Failed(error)),
             }
         }
         if self.only {
