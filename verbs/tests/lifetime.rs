@@ -7,6 +7,7 @@ use crate::rig::{PEER, TestBackend, TestCq, opened, over_all_kinds, poll_count, 
 use crate::stub::{Stub, Verb};
 
 over_all_kinds! {
+    entries_of_a_queue_pair_gone_are_free_again_though_the_queue_is_never_empty,
     completions_of_a_queue_pair_gone_are_not_its_successors,
     a_queue_pair_dropped_with_work_in_flight_gives_it_up_at_the_next_poll,
     a_completion_queue_dropped_first_leaves_the_memory_to_the_queue_pair,
@@ -181,6 +182,48 @@ fn completions_of_a_queue_pair_gone_are_not_its_successors<B: TestBackend, Q: Te
     }
     assert_eq!(poll_count(&mut cq), 0);
     assert_eq!(cq.unreserved(), 64);
+}
+
+/// A server with busy connections replaces others.
+fn entries_of_a_queue_pair_gone_are_free_again_though_the_queue_is_never_empty<B: TestBackend, Q: TestCq>() {
+    const BATCH: usize = 32;
+    let stub = Stub::new();
+    stub.extend();
+    let context = stub.open();
+    let pd = context.protection_domain().unwrap();
+    let mut cq = Q::make(&context, 100);
+    let connect = |cq: &CompletionQueue<Q>, depth| {
+        let builder = pd.queue_pair(cq).max_send_wr(depth).max_recv_wr(0).max_inline_data(8);
+        B::rc(builder).unwrap().connect(&PEER).unwrap()
+    };
+    let mut busy = connect(&cq, 2 * BATCH as u32);
+    let mut keep_busy = |requests| {
+        for _ in 0..requests {
+            busy.post(|batch| {
+                batch.send_inline(b"x").signaled();
+            })
+            .unwrap();
+        }
+        stub.complete_sends(busy.qpn().get(), requests);
+    };
+    keep_busy(2 * BATCH);
+    let mut gone = connect(&cq, 4);
+    let free = cq.unreserved();
+    for done in 0..4 {
+        gone.send_inline(b"x").unwrap();
+        stub.complete_sends(gone.qpn().get(), done % 2);
+    }
+    drop(gone);
+    for _ in 0..=cq.capacity() {
+        // Those of the queue pair gone are not yielded.
+        let yielded = poll_count(&mut cq);
+        assert!(yielded >= BATCH - 4);
+        keep_busy(yielded);
+        if cq.unreserved() == free + 4 {
+            return;
+        }
+    }
+    panic!("{} entries are free", cq.unreserved());
 }
 
 fn a_completion_of_nothing_in_flight_is_ignored<B: TestBackend, Q: TestCq>() {

@@ -70,8 +70,8 @@ impl Poller<ClassicCq> {
         self.state.last = before;
         // SAFETY: at most BATCH entries.
         self.state.end = unsafe { before.add(fetched) };
-        if self.drain_pending && fetched < BATCH {
-            self.on_empty(fetched == 0);
+        if self.drain_pending {
+            self.drain(fetched as u64, fetched < BATCH);
         }
         Ok(())
     }

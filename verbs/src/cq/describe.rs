@@ -17,7 +17,8 @@ pub struct CompletionQueueDescription {
     pub kind: &'static str,
     /// The number of entries.
     pub capacity: u32,
-    /// Entries reserved; by destroyed queue pairs until a poll finds the queue empty.
+    /// Entries reserved; by destroyed queue pairs until a poll finds the queue empty, or
+    /// polls have taken as many completions as the queue has entries.
     pub reserved: u32,
     /// Whether it is on a completion channel, so that a thread can sleep on it.
     pub on_channel: bool,

@@ -116,6 +116,9 @@ impl Poller<ExtendedCq> {
             return self.not_started(result);
         }
         self.inner.polled_by.store(this_thread(), Ordering::Relaxed);
+        if self.drain_pending {
+            self.drain(1, false);
+        }
         // Last, so that a cursor created right after need not check which object is current.
         self.state.current = self.state.raw;
         self.state.phase = Phase::Fresh;
@@ -150,7 +153,7 @@ impl Poller<ExtendedCq> {
             return Err(self.failed("ibv_next_poll", result));
         }
         if self.drain_pending {
-            self.on_empty(true);
+            self.drain(0, true);
         }
         Ok(())
     }
@@ -161,7 +164,7 @@ impl Poller<ExtendedCq> {
         if result != ENOENT {
             self.state.failure = Some(result);
         } else if cq == self.state.raw {
-            self.on_empty(true);
+            self.drain(0, true);
         }
     }
 

@@ -28,6 +28,7 @@ mod wait;
 
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
@@ -78,10 +79,13 @@ pub struct Poller<Q: PollBackend> {
     unsignaled_left: u64,
     /// A ring that nothing is ever posted to.
     empty_ring: Arc<Ring>,
-    /// Entries to release when a poll next finds the queue empty: of destroyed queue pairs.
-    entries_to_release: u32,
-    /// Whether `on_empty` must run when a poll next finds the queue empty.
+    /// Entries of destroyed queue pairs, each with the value of `taken` at which they are released,
+    /// if no poll finds the queue empty before.
+    entries_to_release: VecDeque<(u64, u32)>,
+    /// Whether `drain` must run after each poll.
     drain_pending: bool,
+    /// Completions taken by polls with `drain_pending`, or fewer.
+    taken: u64,
 }
 
 pub(crate) struct CqInner {
@@ -145,8 +149,9 @@ impl<Q: CqKind> CompletionQueue<Q> {
                 key: ring_cursor::NO_KEY,
                 unsignaled_left: 0,
                 empty_ring,
-                entries_to_release: 0,
+                entries_to_release: VecDeque::new(),
                 drain_pending: false,
+                taken: 0,
             },
         }
     }
@@ -198,9 +203,15 @@ impl<Q: PollBackend> Poller<Q> {
     fn process_departures(&mut self) {
         self.inner.registry.clear_changed();
         self.destroy_deferred();
-        let (departed, entries_to_release) = self.inner.registry().apply_changes(&mut self.table);
-        self.entries_to_release += entries_to_release;
-        self.drain_pending |= self.entries_to_release != 0 || self.table.shared.has_detached();
+        let mut registry = self.inner.registry();
+        // As many as are in the queue now at most, which go first.
+        let until = self.taken + u64::from(registry.capacity());
+        let (departed, entries_to_release) = registry.apply_changes(&mut self.table, until);
+        drop(registry);
+        if entries_to_release != 0 {
+            self.entries_to_release.push_back((until, entries_to_release));
+        }
+        self.drain_pending = self.has_departed();
         // The ring used last may be one of them.
         (self.ring, self.key) = (Arc::as_ptr(&self.empty_ring), ring_cursor::NO_KEY);
         // Outside the lock: this deregisters memory.
@@ -213,16 +224,23 @@ impl<Q: PollBackend> Poller<Q> {
         drop(deferred);
     }
 
-    /// No completion of destroyed queue pairs is left in the queue; with `all_yielded`, nor here.
+    fn has_departed(&self) -> bool {
+        !self.entries_to_release.is_empty() || self.table.shared.has_detached()
+    }
+
+    /// After a poll that took `taken` completions or more, the last in the queue if `emptied`; those
+    /// of earlier polls have been yielded. Releases what waits for the completions of destroyed
+    /// queue pairs: a queue in steady use may never be found empty.
     #[cold]
-    fn on_empty(&mut self, all_yielded: bool) {
-        self.inner
-            .registry()
-            .release(core::mem::take(&mut self.entries_to_release));
-        if all_yielded {
-            self.table.shared.drop_detached();
+    fn drain(&mut self, taken: u64, emptied: bool) {
+        let taken_until = if emptied { u64::MAX } else { self.taken };
+        let yielded_until = if taken == 0 { taken_until } else { self.taken };
+        while let Some((_, entries)) = self.entries_to_release.pop_front_if(|(until, _)| *until <= taken_until) {
+            self.inner.registry().release(entries);
         }
-        self.drain_pending = self.table.shared.has_detached();
+        self.table.shared.drop_detached(yielded_until);
+        self.drain_pending = self.has_departed();
+        self.taken += taken;
     }
 
     #[cold]

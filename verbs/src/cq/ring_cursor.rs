@@ -108,7 +108,7 @@ impl RingCursor {
     /// [`take`](Self::take) was just called; the poller that keeps the ring stays borrowed for 'a.
     #[inline(always)]
     pub(super) unsafe fn retire<'a>(&self) -> Retired<'a> {
-        // SAFETY: the poller keeps the ring; `process_departures` and `on_empty` need the poller.
+        // SAFETY: the poller keeps the ring; `process_departures` and `drain` need the poller.
         let ring = unsafe { &*self.ring };
         ring.retire_next();
         Retired {

@@ -16,9 +16,10 @@ pub(super) struct SharedTable {
     returns: Vec<Arc<ReturnRing>>,
     /// The rings of queue pairs that have had such completions, by queue pair number.
     members: Vec<(u32, Arc<Ring>)>,
-    /// Detached ones: completions of theirs may be left until a poll finds the queue empty.
-    detached_returns: Vec<Arc<ReturnRing>>,
-    detached_members: Vec<Arc<Ring>>,
+    /// Detached ones, each with how many completions the poller has taken when none of theirs is
+    /// left.
+    detached_returns: Vec<(u64, Arc<ReturnRing>)>,
+    detached_members: Vec<(u64, Arc<Ring>)>,
 }
 
 impl SharedTable {
@@ -26,25 +27,25 @@ impl SharedTable {
         self.returns.push(returns);
     }
 
-    pub(super) fn detach(&mut self, returns: Arc<ReturnRing>) {
-        self.detached_returns.push(returns);
+    pub(super) fn detach(&mut self, returns: Arc<ReturnRing>, until: u64) {
+        self.detached_returns.push((until, returns));
     }
 
-    pub(super) fn detach_member(&mut self, ring: Arc<Ring>) {
+    pub(super) fn detach_member(&mut self, ring: Arc<Ring>, until: u64) {
         self.members.retain(|(_, member)| !Arc::ptr_eq(member, &ring));
-        self.detached_members.push(ring);
+        self.detached_members.push((until, ring));
     }
 
     pub(super) fn has_detached(&self) -> bool {
         !(self.detached_returns.is_empty() && self.detached_members.is_empty())
     }
 
-    /// The queue is empty, and all its completions have been yielded.
-    pub(super) fn drop_detached(&mut self) {
-        let detached = core::mem::take(&mut self.detached_returns);
-        self.returns
-            .retain(|returns| !detached.iter().any(|detached| Arc::ptr_eq(returns, detached)));
-        self.detached_members.clear();
+    /// `taken` completions have been yielded; every one, if `u64::MAX`.
+    pub(super) fn drop_detached(&mut self, taken: u64) {
+        for (_, detached) in self.detached_returns.extract_if(.., |(until, _)| *until <= taken) {
+            self.returns.retain(|returns| !Arc::ptr_eq(returns, &detached));
+        }
+        self.detached_members.retain(|(until, _)| *until > taken);
     }
 
     fn returns(&self, key: u32) -> Option<&Arc<ReturnRing>> {
@@ -63,7 +64,8 @@ impl SharedTable {
     }
 
     fn detached_member(&self, qpn: u32) -> Option<&Arc<Ring>> {
-        self.detached_members.iter().find(|ring| ring.qpn().get() == qpn)
+        let mut rings = self.detached_members.iter().map(|(_, ring)| ring);
+        rings.find(|ring| ring.qpn().get() == qpn)
     }
 }
 

@@ -152,22 +152,23 @@ impl Registry {
         }
     }
 
-    /// Returns the rings of destroyed queue pairs, and how many completions they may have left.
-    pub(super) fn apply_changes(&mut self, table: &mut Table) -> (Vec<Arc<Ring>>, u32) {
+    /// Returns the rings of destroyed queue pairs, and how many completions they may have left:
+    /// none once the poller has taken `until`.
+    pub(super) fn apply_changes(&mut self, table: &mut Table, until: u64) -> (Vec<Arc<Ring>>, u32) {
         self.add_arrivals(table);
         let mut rings = Vec::with_capacity(self.departures.len());
         let mut left = 0;
         for (key, outstanding) in core::mem::take(&mut self.departures) {
             match table.remove(key) {
                 // Completions of its SRQ receives may still be in the queue.
-                Some(ring) if shared::is_member(&ring) => table.shared.detach_member(ring),
+                Some(ring) if shared::is_member(&ring) => table.shared.detach_member(ring, until),
                 ring => rings.extend(ring),
             }
             left += outstanding;
             self.free_key(key);
         }
         for (returns, outstanding) in self.shared_departures.drain(..) {
-            table.shared.detach(returns);
+            table.shared.detach(returns, until);
             left += outstanding;
         }
         (rings, left)
@@ -197,7 +198,7 @@ impl Registry {
         Ok(())
     }
 
-    /// As [`detach`](Self::detach); `entries` are released when a poll finds the queue empty.
+    /// As [`detach`](Self::detach); `entries` are released by the poller's `drain`.
     pub(super) fn detach_srq(&mut self, entries: u32, returns: Arc<ReturnRing>) -> bool {
         if self.closed {
             self.free += entries;
