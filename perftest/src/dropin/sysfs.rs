@@ -6,8 +6,8 @@
 
 use std::net::IpAddr;
 
-use doorbell_softroce_ibverbs::{DeviceConfig, api, configure, last_open_error};
-use doorbell_verbs::{Context, GidEntry, GidType, Library, PortAttr, PortState};
+use doorbell_softroce_ibverbs::{DeviceConfig, GID_TABLE_LEN, api, configure, gid_table, last_open_error};
+use doorbell_verbs::{Context, GidType, Library, PortAttr, PortState};
 use nix::ifaddrs::getifaddrs;
 
 use crate::device::PORT;
@@ -20,6 +20,7 @@ pub(crate) struct ShownDevice {
     active: bool,
     /// Rate of the port, in bits per second.
     bits_per_s: u64,
+    /// Of the GIDs the last one is the address.
     gids: Vec<Address>,
 }
 
@@ -45,10 +46,10 @@ pub(crate) fn query(configs: &[DeviceConfig]) -> Result<(Vec<ShownDevice>, Vec<S
         let (active, bits_per_s, gids) = queried.unwrap_or_else(|error| {
             let why = last_open_error().unwrap_or_else(|| error.to_string());
             warnings.push(one_line(&why));
-            (true, RATE, config.address.into_iter().map(Address::alone).collect())
+            (true, RATE, config.address.into_iter().flat_map(Address::all).collect())
         });
         let found = DeviceConfig {
-            address: config.address.or(gids.first().map(|gid| gid.address)),
+            address: config.address.or(gids.last().map(|gid| gid.address)),
             ..config.clone()
         };
         ShownDevice {
@@ -65,33 +66,25 @@ pub(crate) fn query(configs: &[DeviceConfig]) -> Result<(Vec<ShownDevice>, Vec<S
 
 /// The rate of a device that cannot be queried.
 const RATE: u64 = 40_000_000_000;
-const ROCE_V2: &str = "RoCE v2";
 
 fn query_device(context: Context) -> Result<(bool, u64, Vec<Address>), doorbell_verbs::DeviceError> {
     let PortAttr { state, bits_per_s, .. } = context.port(PORT)?;
-    let gids = context.gids(PORT)?.iter().map(Address::of).collect();
+    let gids = context.gids(PORT)?.into_iter();
+    let gids = gids.map(|entry| Address::new(entry.index, entry.gid.to_ip(), entry.kind == GidType::RoceV2));
+    let gids = gids.collect();
     Ok((state == PortState::Active, bits_per_s.unwrap_or(RATE), gids))
 }
 
 impl Address {
-    fn of(entry: &GidEntry) -> Self {
-        Self {
-            index: entry.index,
-            address: entry.gid.to_ip(),
-            kind: if entry.kind == GidType::RoceV2 {
-                ROCE_V2
-            } else {
-                "IB/RoCE v1"
-            },
-        }
+    fn new(index: u32, address: IpAddr, is_v2: bool) -> Self {
+        let kind = if is_v2 { "RoCE v2" } else { "IB/RoCE v1" };
+        Self { index, address, kind }
     }
 
-    fn alone(address: IpAddr) -> Self {
-        Self {
-            index: 0,
-            address,
-            kind: ROCE_V2,
-        }
+    /// The entries of a device at an address.
+    fn all(address: IpAddr) -> impl Iterator<Item = Self> {
+        let table = (0..).zip(gid_table(address));
+        table.map(|(index, (gid, version))| Self::new(index, gid.to_ip(), version == 2))
     }
 
     /// In the notation of sysfs: eight groups of four digits.
@@ -150,7 +143,7 @@ pub(crate) fn files(devices: &[ShownDevice]) -> Vec<File> {
 
 impl ShownDevice {
     pub(crate) fn address(&self) -> Option<IpAddr> {
-        self.gids.first().map(|gid| gid.address)
+        self.gids.last().map(|gid| gid.address)
     }
 
     fn put(&self, files: &mut Vec<File>) {
@@ -194,13 +187,22 @@ impl ShownDevice {
         for (name, value) in of_port {
             put(files, &port, name, value);
         }
+        let interface = self.gids.last().and_then(Address::interface);
         for gid in &self.gids {
             let index = gid.index;
             put(files, &port, &format!("gids/{index}"), &gid.groups());
             put(files, &port, &format!("gid_attrs/types/{index}"), gid.kind);
-            if let Some(interface) = gid.interface() {
-                put(files, &port, &format!("gid_attrs/ndevs/{index}"), &interface);
+            if let Some(interface) = &interface {
+                put(files, &port, &format!("gid_attrs/ndevs/{index}"), interface);
             }
+        }
+        for empty in self.gids.len()..GID_TABLE_LEN as usize {
+            put(
+                files,
+                &port,
+                &format!("gids/{empty}"),
+                "0000:0000:0000:0000:0000:0000:0000:0000",
+            );
         }
     }
 }
@@ -220,7 +222,7 @@ mod tests {
             guid: 0x02db_12b7_7f00_0001,
             active: true,
             bits_per_s: RATE,
-            gids: vec![Address::alone([127, 0, 0, 1].into())],
+            gids: Address::all([127, 0, 0, 1].into()).collect(),
         };
         let files = files(&[shown]);
         let file = |path: &str| match files.iter().find(|file| file.0 == path) {
@@ -236,15 +238,15 @@ mod tests {
         assert_eq!(file(&format!("{port}/state")), Some("4: ACTIVE\n"));
         assert_eq!(file(&format!("{port}/rate")), Some("40 Gb/sec (4X QDR)\n"));
         let gid = "0000:0000:0000:0000:0000:ffff:7f00:0001\n";
-        assert_eq!(file(&format!("{port}/gids/0")), Some(gid));
+        assert_eq!(file(&format!("{port}/gids/3")), Some(gid));
         assert_eq!(file("sys/class/infiniband_verbs/uverbs0/ibdev"), Some("soft0\n"));
         assert_eq!(file("dev/infiniband/uverbs0"), Some("/dev/null"));
     }
 
     #[test]
     fn an_unassigned_address_has_no_interface() {
-        assert_eq!(Address::alone([240, 1, 2, 3].into()).interface(), None);
-        let loopback = Address::alone([127, 9, 8, 7].into()).interface();
-        assert_eq!(loopback, Address::alone([127, 0, 0, 1].into()).interface());
+        let interface = |address: [u8; 4]| Address::new(0, address.into(), true).interface();
+        assert_eq!(interface([240, 1, 2, 3]), None);
+        assert_eq!(interface([127, 9, 8, 7]), interface([127, 0, 0, 1]));
     }
 }
