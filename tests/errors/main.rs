@@ -18,8 +18,8 @@ use altered::Altered;
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::exchange::{Exchange, ExchangeError, Listener};
 use doorbell_verbs::{
-    CompletionError, CompletionQueue, Context, Endpoint, GRH_BYTES, Library, Local, Mtu, PeerRead, PreparedQueuePair,
-    Psn, QKey, Qpn, QueuePair, Remote, WriteAccess,
+    CompletionError, CompletionQueue, Context, Endpoint, GRH_BYTES, Gid, Library, Local, Mtu, PeerRead,
+    PreparedQueuePair, Psn, QKey, Qpn, QueuePair, Remote, WriteAccess,
 };
 
 /// Longer than any step takes, on a busy machine too.
