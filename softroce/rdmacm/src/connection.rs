@@ -80,7 +80,8 @@ fn cm_connection(state: &State) -> Result<(&'static OpenDevice, ConnectionId), E
     state.opened.zip(state.link.connection).ok_or(libc::EINVAL)
 }
 
-/// rdma_listen(3): on its device, or on those of its wildcard. `EADDRINUSE` when another process listens there too.
+/// rdma_listen(3): on its device, or on those of its wildcard. `EADDRINUSE` when another process
+/// listens there too.
 ///
 /// # Safety
 /// `id` is null or live and ours.

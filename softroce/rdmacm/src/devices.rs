@@ -153,8 +153,8 @@ pub(crate) fn with_address(address: IpAddr) -> Result<Option<&'static OpenDevice
     }
 }
 
-/// The devices on which `local`, a wildcard, listens: those of its family, or all if it includes the
-/// other one (ipv6(7), IPV6_V6ONLY); for loopback those which [`device_for_peer`] selects from.
+/// The devices on which `local`, a wildcard, listens: those of its family, or all if it includes
+/// the other one (ipv6(7), IPV6_V6ONLY); for loopback those that [`device_for_peer`] selects from.
 ///
 /// # Errors
 /// Those of [`all`].

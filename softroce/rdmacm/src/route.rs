@@ -117,7 +117,7 @@ fn resolve_device(shared: &Arc<Shared>, state: &mut State, peer: SocketAddr) -> 
         Some(opened) => opened,
         None => device_for_peer(peer.ip())?,
     };
-    // A wildcard means this host; not a loopback address beside one, which can be another process's.
+    // A wildcard means this host, but loopback beside a loopback device can be another process's.
     let other = [peer.ip(), opened.ip()].iter().all(IpAddr::is_loopback) && peer.is_ipv4() == opened.ip().is_ipv4();
     let peer = match is_any(peer.ip()) && !other {
         true => SocketAddr::new(opened.ip(), peer.port()),

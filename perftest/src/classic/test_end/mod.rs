@@ -489,7 +489,7 @@ fn choose_gid(settings: &Settings, device: &Device, layer: LinkLayer) -> Result<
     }
     if settings.ipv6 {
         let gids = context.gids(port).map_err(refused)?;
-        // The last one, as tables have the default GIDs, which are link-local, before the addresses.
+        // The last one, as tables begin with the default GIDs, which are link-local.
         let found = gids.into_iter().rfind(|entry| entry.gid.to_ip().is_ipv6());
         return found.map(Some).ok_or_else(|| {
             Failure::test(format!(

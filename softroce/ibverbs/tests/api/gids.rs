@@ -14,8 +14,10 @@ fn text(gid: ibv_gid) -> String {
     std::net::Ipv6Addr::from(unsafe { gid.raw }).to_string()
 }
 
-/// Index, type and GID of the entries.
-fn table(context: *mut ibv_context, room: usize) -> Result<Vec<(u32, ibv_gid_type, String)>, isize> {
+/// Index, type and GID.
+type Entry = (u32, ibv_gid_type, String);
+
+fn table(context: *mut ibv_context, room: usize) -> Result<Vec<Entry>, isize> {
     let mut entries = [const { MaybeUninit::<ibv_gid_entry>::uninit() }; LEN as usize];
     let (query, size) = (api().query_gid_table.unwrap(), size_of::<ibv_gid_entry>());
     // SAFETY: live, with at least that room; as many are filled as it returns.
@@ -31,7 +33,7 @@ fn table(context: *mut ibv_context, room: usize) -> Result<Vec<(u32, ibv_gid_typ
     }
 }
 
-fn by_index(context: *mut ibv_context, index: u32) -> (Result<String, i32>, Result<(u32, ibv_gid_type, String), i32>) {
+fn by_index(context: *mut ibv_context, index: u32) -> (Result<String, i32>, Result<Entry, i32>) {
     let (mut gid, mut entry) = (MaybeUninit::uninit(), MaybeUninit::<ibv_gid_entry>::uninit());
     // SAFETY: live; filled on success.
     unsafe {
