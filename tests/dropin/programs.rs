@@ -11,6 +11,8 @@ use tempfile::TempDir;
 
 use crate::{address, built, doorbell, missing, stdout_of, texts};
 
+const SIGNALS: [&str; 4] = ["-D_GNU_SOURCE", "-lrdmacm", "-libverbs", "-lpthread"];
+
 /// Compiles one of the sources here; `None` where that is not possible.
 fn compiled(source: &str, libraries: &[&str]) -> Option<(TempDir, PathBuf)> {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -84,6 +86,15 @@ fn a_device_that_does_not_open_is_an_errno_value() {
     let (status, _, log) = with(&format!("{invalid} DOORBELL_LOG=error"));
     assert_eq!(status, Some(2));
     assert!(log.contains("240.1.2.3") && log.lines().count() == 1, "{log}");
+}
+
+/// With and without SA_RESTART, and O_NONBLOCK.
+#[test]
+fn signals_end_the_waits_for_events_as_they_end_read() {
+    let Some((_folder, program)) = compiled("signals.c", &SIGNALS) else {
+        return;
+    };
+    assert_eq!(stdout_of(&[path(&program), "waits"]), "");
 }
 
 /// A set-user-ID program obeys no variable of its caller; without the bit, the same one does.
