@@ -97,6 +97,15 @@ fn signals_end_the_waits_for_events_as_they_end_read() {
     assert_eq!(stdout_of(&[path(&program), "waits"]), "");
 }
 
+/// With signalfd(2) or sigwait(3): else the signal's default action ends the process.
+#[test]
+fn signals_that_a_program_has_blocked_are_left_to_it() {
+    let Some((_folder, program)) = compiled("signals.c", &SIGNALS) else {
+        return;
+    };
+    assert_eq!(stdout_of(&[path(&program), "threads"]), "");
+}
+
 /// A set-user-ID program obeys no variable of its caller; without the bit, the same one does.
 #[test]
 fn a_set_user_id_program_ignores_the_environment() {

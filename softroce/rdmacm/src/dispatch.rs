@@ -121,7 +121,7 @@ pub(crate) fn start_thread(opened: &'static OpenDevice) -> std::io::Result<()> {
             }
         }
     };
-    std::thread::Builder::new().name(name).spawn(run).map(drop)
+    doorbell_threads::spawn(name, run).map(drop)
 }
 
 fn dispatch(opened: &'static OpenDevice, event: CmEvent) {
