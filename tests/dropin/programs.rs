@@ -14,7 +14,7 @@ use crate::{address, built, doorbell, missing, stdout_of, texts};
 const SIGNALS: [&str; 4] = ["-D_GNU_SOURCE", "-lrdmacm", "-libverbs", "-lpthread"];
 
 /// Compiles one of the sources here; `None` where that is not possible.
-fn compiled(source: &str, libraries: &[&str]) -> Option<(TempDir, PathBuf)> {
+pub(crate) fn compiled(source: &str, libraries: &[&str]) -> Option<(TempDir, PathBuf)> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let program = folder.path().join("program");
     let output = Command::new("cc")
