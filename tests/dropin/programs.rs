@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 
 use tempfile::TempDir;
 
@@ -143,33 +143,25 @@ fn a_set_user_id_program_ignores_the_environment() {
     assert!(capture.exists());
 }
 
-/// A port has one owner, and the peer of a killed end is notified.
-#[test]
-fn processes_of_one_address_connect() {
-    let Some((_folder, program)) = compiled("manager.c", &["-lrdmacm", "-libverbs"]) else {
-        return;
-    };
-    let here = address();
-    let role = |role: &str| {
-        let mut command = doorbell(&["run", "--", path(&program), role, &here, "7471"]);
-        command.env("DOORBELL_SOFT_ADDR", &here);
-        command
-    };
-    let mut server = role("listen").spawn().expect("doorbell was built");
+/// The command of a role of `manager.c`.
+fn manager(program: &Path, role: &str, here: &str) -> Command {
+    let mut command = doorbell(&["run", "--", path(program), role, here, "7471"]);
+    command.env("DOORBELL_SOFT_ADDR", here);
+    command
+}
+
+/// Started, and ready for two clients in sequence.
+fn listening(mut command: Command) -> Child {
+    let mut server = command.spawn().expect("doorbell was built");
     let mut ready = String::new();
     BufReader::new(server.stdout.as_mut().expect("it is piped"))
         .read_line(&mut ready)
         .expect("it writes text");
     assert_eq!(ready, "ready\n");
-    for (what, succeeds) in [("busy", true), ("die", false), ("connect", true)] {
-        let output = role(what).output().expect("doorbell was built");
-        let (_, stderr) = texts(&output);
-        assert!(
-            output.status.success() == succeeds && stderr.is_empty(),
-            "{what}: {}\n{stderr}",
-            output.status
-        );
-    }
+    server
+}
+
+fn succeeds(server: Child) {
     let output = server.wait_with_output().expect("it was started");
     let (_, stderr) = texts(&output);
     assert!(
@@ -177,6 +169,65 @@ fn processes_of_one_address_connect() {
         "{}\n{stderr}",
         output.status
     );
+}
+
+/// A port has one owner, and the peer of a killed end is notified.
+#[test]
+fn processes_of_one_address_connect() {
+    let Some((_folder, program)) = compiled("manager.c", &["-lrdmacm", "-libverbs"]) else {
+        return;
+    };
+    let here = address();
+    let server = listening(manager(&program, "listen", &here));
+    for (what, succeeds) in [("busy", true), ("die", false), ("connect", true)] {
+        let output = manager(&program, what, &here).output().expect("doorbell was built");
+        let (_, stderr) = texts(&output);
+        assert!(
+            output.status.success() == succeeds && stderr.is_empty(),
+            "{what}: {}\n{stderr}",
+            output.status
+        );
+    }
+    succeeds(server);
+}
+
+/// The connection manager's device is open until the process ends, by exit or a signal.
+#[test]
+fn captures_are_complete_however_a_program_ends() {
+    let Some((_folder, program)) = compiled("manager.c", &["-lrdmacm", "-libverbs"]) else {
+        return;
+    };
+    let captured = |role: &str, here: &str| {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut command = manager(&program, role, here);
+        command.env("DOORBELL_PCAP", folder.path().join("link.pcap"));
+        (folder, command)
+    };
+    for ends in [["connect", "abort"], ["term", "die"]] {
+        let here = address();
+        let (of_server, command) = captured("listen", &here);
+        let server = listening(command);
+        let of_clients = ends.map(|end| {
+            let (folder, mut command) = captured(end, &here);
+            let (_, stderr) = texts(&command.output().expect("doorbell was built"));
+            assert_eq!(stderr, "", "{end}");
+            (end, folder)
+        });
+        succeeds(server);
+        for (end, folder) in of_clients.into_iter().chain([("listen", of_server)]) {
+            // `doorbell run` itself has one, too.
+            let files = fs::read_dir(folder.path()).expect("a folder").flatten();
+            let bytes: Vec<u8> = files.flat_map(|file| fs::read(file.path()).expect("a file")).collect();
+            // The request, and its answer.
+            for message in [b"what\0", b"vhat\0"] {
+                assert!(
+                    bytes.windows(5).any(|found| found == message),
+                    "{end}: {} bytes",
+                    bytes.len()
+                );
+            }
+        }
+    }
 }
 
 /// The Python script moves memory between two processes by the C library; on GPUs, tensors.
