@@ -15,7 +15,8 @@ impl Shared {
     pub(crate) fn set_port(&self, now: PortState) {
         let core = self.core.lock();
         let before = std::mem::replace(&mut *self.port.lock(), now);
-        let gid = (now.addressed != before.addressed).then_some(PortEvent::GidChange);
+        let entry = |port: PortState| (port.addressed, port.interface);
+        let gid = (entry(now) != entry(before)).then_some(PortEvent::GidChange);
         let link = (now.active != before.active).then_some(if now.active {
             PortEvent::Active
         } else {
