@@ -5,9 +5,10 @@
 
 mod common;
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, ChildStderr, Output, Stdio};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -314,6 +315,29 @@ fn refused_clients_are_a_line_each_and_the_next_is_served() {
             "{line}"
         );
     }
+}
+
+/// Of another process (prlimit(1)).
+fn limit_descriptors(process: u32, limit: usize) {
+    let line = [format!("--pid={process}"), format!("--nofile={limit}:")];
+    assert!(Command::new("prlimit").args(line).status().unwrap().success());
+}
+
+#[test]
+fn a_server_without_descriptors_drops_the_oldest_connection() {
+    let server = Server::start("bw write -d soft0");
+    let process = server.child.id();
+    let open = fs::read_dir(format!("/proc/{process}/fd")).unwrap().count();
+    limit_descriptors(process, open + 4);
+    let mut silent: Vec<_> = (0..20).map(|_| connect(server.port, &[])).collect();
+    // What the server has sent before.
+    silent[0].read_to_end(&mut Vec::new()).unwrap();
+    drop(silent);
+    limit_descriptors(process, 1024);
+    let client = run(&format!("bw write -d soft0 -n 10 127.0.0.1 --port {}", server.port));
+    assert!(client.status.success(), "{}", stderr(&client));
+    let (status, output) = server.end();
+    assert_eq!(status, Some(0), "{output}");
 }
 
 #[test]

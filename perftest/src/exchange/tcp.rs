@@ -25,9 +25,11 @@ const RETRY_DELAY: Duration = Duration::from_millis(50);
 const POLL_INTERVAL_MS: u8 = 50;
 /// How long an accepted connection may take to become the client.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Connections in their handshake. When there are more, the oldest one of the host with most is
-/// dropped.
+/// Connections in their handshake. When there are more, or no descriptor is left, the oldest one of
+/// the host with most is dropped.
 const MAX_PENDING: usize = 64;
+/// Lines on stderr about refused connections in one second.
+const MAX_LINES: u32 = 10;
 
 /// Connects to the first address that answers, from `source` if given.
 ///
@@ -98,6 +100,7 @@ pub(crate) struct Acceptor<H> {
     socket: TcpListener,
     address: SocketAddr,
     pending: Vec<Pending<H>>,
+    refusals: Refusals,
     pub(super) handshake_timeout: Duration,
 }
 
@@ -123,6 +126,7 @@ impl<H: Default> Acceptor<H> {
                 address: socket.local_addr()?,
                 socket,
                 pending: Vec::new(),
+                refusals: Refusals::default(),
                 handshake_timeout: HANDSHAKE_TIMEOUT,
             })
         };
@@ -204,6 +208,7 @@ impl<H: Default> Acceptor<H> {
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
             Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
+            Err(e) if is_descriptor_limit(&e) && !self.pending.is_empty() => self.drop_one(),
             Err(e) => {
                 return Err(Failure::test(format!(
                     "cannot accept on {}: {}",
@@ -240,10 +245,40 @@ impl<H: Default> Acceptor<H> {
                 Ok(None) => "it does not answer".to_owned(),
                 Err(reason) => reason,
             };
-            eprintln!("doorbell: refused {}: {}", pending.peer, one_line(&reason));
+            let line = format!("doorbell: refused {}: {}", pending.peer, one_line(&reason));
             self.pending.remove(at);
+            for line in self.refusals.lines(Instant::now(), line) {
+                eprintln!("{line}");
+            }
         }
         None
+    }
+}
+
+fn is_descriptor_limit(error: &io::Error) -> bool {
+    matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::EMFILE | Errno::ENFILE))
+}
+
+/// Limits what strangers can write to a log.
+#[derive(Debug, Default)]
+struct Refusals {
+    second_began: Option<Instant>,
+    in_second: u32,
+}
+
+impl Refusals {
+    /// What to print of a refusal whose line is `line`.
+    fn lines(&mut self, now: Instant, line: String) -> Vec<String> {
+        let is_new = |began: Instant| now.duration_since(began) >= Duration::from_secs(1);
+        let mut lines = Vec::new();
+        if self.second_began.is_none_or(is_new) {
+            let unprinted = self.in_second.saturating_sub(MAX_LINES);
+            lines.extend((unprinted != 0).then(|| format!("doorbell: refused {unprinted} more connections")));
+            (self.second_began, self.in_second) = (Some(now), 0);
+        }
+        self.in_second += 1;
+        lines.extend((self.in_second <= MAX_LINES).then_some(line));
+        lines
     }
 }
 
@@ -295,5 +330,16 @@ mod tests {
         next_client(&mut acceptor);
         assert_eq!(acceptor.pending.len(), MAX_PENDING - 1);
         assert_eq!(acceptor.pending[0].peer, all[6].local_addr().unwrap());
+    }
+
+    #[test]
+    fn a_flood_of_refusals_is_a_few_lines_a_second() {
+        let mut refusals = Refusals::default();
+        let begin = Instant::now();
+        let mut at = |milliseconds| refusals.lines(begin + Duration::from_millis(milliseconds), "refused".to_owned());
+        let printed: usize = (0..999).map(|time| at(time).len()).sum();
+        assert_eq!(printed, MAX_LINES as usize);
+        assert_eq!(at(1000), ["doorbell: refused 989 more connections", "refused"]);
+        assert_eq!(at(2000), ["refused"]);
     }
 }
