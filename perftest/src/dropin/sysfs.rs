@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use doorbell_softroce_ibverbs::{DeviceConfig, api, configure, last_open_error};
 use doorbell_verbs::{Context, GidEntry, GidType, Library, PortAttr, PortState};
-use nix::ifaddrs::getifaddrs;
+use nix::net::if_::if_indextoname;
 
 use crate::device::PORT;
 use crate::failure::one_line;
@@ -29,6 +29,8 @@ struct Address {
     index: u32,
     address: IpAddr,
     kind: &'static str,
+    /// The name of its network interface.
+    interface: Option<String>,
 }
 
 /// Queries the devices of this configuration. A device that does not open here is only a warning,
@@ -83,6 +85,9 @@ impl Address {
             } else {
                 "IB/RoCE v1"
             },
+            interface: if_indextoname(entry.interface)
+                .ok()
+                .and_then(|name| name.into_string().ok()),
         }
     }
 
@@ -91,6 +96,7 @@ impl Address {
             index: 0,
             address,
             kind: ROCE_V2,
+            interface: None,
         }
     }
 
@@ -101,27 +107,6 @@ impl Address {
             IpAddr::V6(address) => address,
         };
         address.segments().map(|group| format!("{group:04x}")).join(":")
-    }
-
-    /// The network interface that has the address or its network, as with all of 127.0.0.0/8.
-    fn interface(&self) -> Option<String> {
-        let all = || getifaddrs().into_iter().flatten();
-        let ip = |address: Option<nix::sys::socket::SockaddrStorage>| {
-            let address = address?;
-            let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-            v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
-        };
-        let exact = all().find(|interface| ip(interface.address) == Some(self.address));
-        let near = || {
-            let IpAddr::V4(wanted) = self.address else { return None };
-            all().find(|interface| match (ip(interface.address), ip(interface.netmask)) {
-                (Some(IpAddr::V4(has)), Some(IpAddr::V4(mask))) => {
-                    (has.to_bits() ^ wanted.to_bits()) & mask.to_bits() == 0
-                }
-                _ => false,
-            })
-        };
-        exact.or_else(near).map(|interface| interface.interface_name)
     }
 }
 
@@ -166,7 +151,7 @@ impl ShownDevice {
             ("fw_ver", env!("CARGO_PKG_VERSION")),
             ("hca_type", "doorbell"),
             ("board_id", "doorbell"),
-            ("hw_rev", "0"),
+            ("hw_rev", "1"),
         ];
         for (name, value) in of_device {
             put(files, &folder, name, value);
@@ -198,8 +183,8 @@ impl ShownDevice {
             let index = gid.index;
             put(files, &port, &format!("gids/{index}"), &gid.groups());
             put(files, &port, &format!("gid_attrs/types/{index}"), gid.kind);
-            if let Some(interface) = gid.interface() {
-                put(files, &port, &format!("gid_attrs/ndevs/{index}"), &interface);
+            if let Some(interface) = &gid.interface {
+                put(files, &port, &format!("gid_attrs/ndevs/{index}"), interface);
             }
         }
     }
@@ -239,12 +224,5 @@ mod tests {
         assert_eq!(file(&format!("{port}/gids/0")), Some(gid));
         assert_eq!(file("sys/class/infiniband_verbs/uverbs0/ibdev"), Some("soft0\n"));
         assert_eq!(file("dev/infiniband/uverbs0"), Some("/dev/null"));
-    }
-
-    #[test]
-    fn an_unassigned_address_has_no_interface() {
-        assert_eq!(Address::alone([240, 1, 2, 3].into()).interface(), None);
-        let loopback = Address::alone([127, 9, 8, 7].into()).interface();
-        assert_eq!(loopback, Address::alone([127, 0, 0, 1].into()).interface());
     }
 }

@@ -118,6 +118,8 @@ fn gids(context: *mut ibv_context) -> (isize, [u8; 16]) {
         let count = api().query_gid_table.unwrap()(context, entry.as_mut_ptr(), 1, 0, size);
         let found = api().query_gid_ex.unwrap()(context, 1, 0, entry.as_mut_ptr(), 0, size);
         assert_eq!(found, if count == 1 { 0 } else { libc::ENODATA });
+        // The namespace's only interface.
+        assert!(count == 0 || entry.assume_init().ndev_ifindex == 1);
         assert_eq!((api().query_gid)(context, 1, 0, gid.as_mut_ptr()), 0);
         (count, gid.assume_init().raw)
     }
