@@ -228,6 +228,10 @@ static void check_threads(void)
 	for (struct dirent *thread; (thread = readdir(threads)); ) {
 		if (*thread->d_name == '.' || !strcmp(thread->d_name, self()))
 			continue;
+		CHECK((blocked(thread->d_name) & all) == all);
+		/* Until it has run for the first time, glibc blocks all in it. */
+		for (int i = 0; i < 1000 && blocked(thread->d_name) != all; i++)
+			usleep(10000);
 		CHECK(blocked(thread->d_name) == all);
 		others++;
 	}
