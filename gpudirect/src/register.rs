@@ -150,7 +150,7 @@ impl<'a> GpuRegistration<'a> {
     fn dma_buf<R: Rights>(self, memory: &GpuMemory, chunk: usize, rights: R) -> Result<Chunks<Opaque<R>>, Refusal> {
         const CALL: &str = "ibv_reg_dmabuf_mr";
         let context = self.pd.context();
-        if is_software(&context) {
+        if context.attr().is_userspace() {
             return Err(software(&context));
         }
         let device = memory.context().device();
@@ -186,7 +186,7 @@ impl<'a> GpuRegistration<'a> {
 
     fn peermem<R: Rights>(self, memory: &GpuMemory, chunk: usize, rights: R) -> Result<Chunks<Opaque<R>>, Refusal> {
         let context = self.pd.context();
-        if is_software(&context) {
+        if context.attr().is_userspace() {
             return Err(software(&context));
         }
         let device = memory.context().device();
@@ -203,7 +203,7 @@ impl<'a> GpuRegistration<'a> {
 
     fn device_copy<R: Rights>(self, memory: &GpuMemory, chunk: usize, rights: R) -> Result<Chunks<Opaque<R>>, Refusal> {
         let context = self.pd.context();
-        if !is_software(&context) {
+        if !context.attr().is_userspace() {
             return Err(Refusal::NotSoftware {
                 device: context.name().to_owned(),
             });
@@ -285,11 +285,6 @@ fn require_attribute(device: doorbell_cuda::Device, attribute: Attribute, name: 
 
 fn is_loaded(module: &str) -> bool {
     FilePath::new(MODULES).join(module).exists()
-}
-
-/// Whether it is Doorbell's software device, the only one that reports no vendor id.
-pub(crate) fn is_software(context: &Context) -> bool {
-    context.attr().vendor_id == 0
 }
 
 fn software(context: &Context) -> Refusal {

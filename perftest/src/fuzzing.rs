@@ -1,5 +1,7 @@
 //! Entry points of `tests/fuzz`: what peers and files say, decoded. Not a part of the API.
 
+use std::io::{self, Read};
+
 use crate::document::Document;
 use crate::exchange::{Message, frame};
 use crate::html;
@@ -24,7 +26,8 @@ pub fn result(bytes: &[u8]) {
 ///
 /// # Panics
 /// When a message does not survive being written and read, or a plan's memory overflows.
-pub fn exchange(mut stream: &[u8]) {
+pub fn exchange(bytes: &[u8]) {
+    let mut stream = Interrupted(bytes, false);
     while let Ok(Some(message)) = frame::read(&mut stream) {
         let mut written = Vec::new();
         // Text with many escapes may be longer than it was.
@@ -40,5 +43,18 @@ pub fn exchange(mut stream: &[u8]) {
                 assert!(size <= plan.registers_bytes());
             }
         }
+    }
+}
+
+/// A stream of which every other read(2) is interrupted by a signal.
+struct Interrupted<'a>(&'a [u8], bool);
+
+impl Read for Interrupted<'_> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        self.1 = !self.1;
+        if self.1 {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        self.0.read(to)
     }
 }

@@ -4,7 +4,7 @@
  *   listen ADDRESS PORT   prints "ready", serves two clients in sequence, and exits after both
  *   busy   ADDRESS PORT   checks that the port is in use
  *   connect ADDRESS PORT  connects, is answered, disconnects
- *   die    ADDRESS PORT   connects, is answered, and kills itself
+ *   die    ADDRESS PORT   connects, is answered, and kills itself; term, abort: by these signals
  */
 #include <errno.h>
 #include <signal.h>
@@ -67,7 +67,20 @@ static int serve(struct rdma_cm_id *listener)
 	return 0;
 }
 
-static int connect_once(struct rdma_cm_id *id, int die)
+/* The signal by which a role ends; 0 for none. */
+static int signal_of(const char *role)
+{
+	static const struct { const char *role; int signal; } all[] = {
+		{ "die", SIGKILL }, { "term", SIGTERM }, { "abort", SIGABRT },
+	};
+
+	for (unsigned i = 0; i < sizeof all / sizeof *all; i++)
+		if (!strcmp(role, all[i].role))
+			return all[i].signal;
+	return 0;
+}
+
+static int connect_once(struct rdma_cm_id *id, int deadly)
 {
 	struct ibv_mr *mr;
 	struct ibv_wc wc;
@@ -80,8 +93,8 @@ static int connect_once(struct rdma_cm_id *id, int die)
 	CHECK(!rdma_post_recv(id, NULL, message, sizeof message, mr));
 	CHECK(rdma_get_recv_comp(id, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
 	CHECK(message[0] == ('w' ^ 1));
-	if (die)
-		kill(getpid(), SIGKILL);
+	if (deadly)
+		kill(getpid(), deadly);
 	CHECK(!rdma_disconnect(id));
 	CHECK(!rdma_dereg_mr(mr));
 	rdma_destroy_ep(id);
@@ -107,7 +120,7 @@ int main(int argc, char **argv)
 		return 0;
 	}
 	if (!passive)
-		return connect_once(id, !strcmp(argv[1], "die"));
+		return connect_once(id, signal_of(argv[1]));
 	CHECK(!rdma_listen(id, 1));
 	puts("ready");
 	fflush(stdout);

@@ -5,14 +5,16 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 
 use tempfile::TempDir;
 
 use crate::{address, built, doorbell, missing, stdout_of, texts};
 
+const SIGNALS: [&str; 4] = ["-D_GNU_SOURCE", "-lrdmacm", "-libverbs", "-lpthread"];
+
 /// Compiles one of the sources here; `None` where that is not possible.
-fn compiled(source: &str, libraries: &[&str]) -> Option<(TempDir, PathBuf)> {
+pub(crate) fn compiled(source: &str, libraries: &[&str]) -> Option<(TempDir, PathBuf)> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let program = folder.path().join("program");
     let output = Command::new("cc")
@@ -86,6 +88,24 @@ fn a_device_that_does_not_open_is_an_errno_value() {
     assert!(log.contains("240.1.2.3") && log.lines().count() == 1, "{log}");
 }
 
+/// With and without SA_RESTART, and O_NONBLOCK.
+#[test]
+fn signals_end_the_waits_for_events_as_they_end_read() {
+    let Some((_folder, program)) = compiled("signals.c", &SIGNALS) else {
+        return;
+    };
+    assert_eq!(stdout_of(&[path(&program), "waits"]), "");
+}
+
+/// With signalfd(2) or sigwait(3): else the signal's default action ends the process.
+#[test]
+fn signals_that_a_program_has_blocked_are_left_to_it() {
+    let Some((_folder, program)) = compiled("signals.c", &SIGNALS) else {
+        return;
+    };
+    assert_eq!(stdout_of(&[path(&program), "threads"]), "");
+}
+
 /// A set-user-ID program obeys no variable of its caller; without the bit, the same one does.
 #[test]
 fn a_set_user_id_program_ignores_the_environment() {
@@ -123,33 +143,25 @@ fn a_set_user_id_program_ignores_the_environment() {
     assert!(capture.exists());
 }
 
-/// A port has one owner, and the peer of a killed end is notified.
-#[test]
-fn processes_of_one_address_connect() {
-    let Some((_folder, program)) = compiled("manager.c", &["-lrdmacm", "-libverbs"]) else {
-        return;
-    };
-    let here = address();
-    let role = |role: &str| {
-        let mut command = doorbell(&["run", "--", path(&program), role, &here, "7471"]);
-        command.env("DOORBELL_SOFT_ADDR", &here);
-        command
-    };
-    let mut server = role("listen").spawn().expect("doorbell was built");
+/// The command of a role of `manager.c`.
+fn manager(program: &Path, role: &str, here: &str) -> Command {
+    let mut command = doorbell(&["run", "--", path(program), role, here, "7471"]);
+    command.env("DOORBELL_SOFT_ADDR", here);
+    command
+}
+
+/// Started, and ready for two clients in sequence.
+fn listening(mut command: Command) -> Child {
+    let mut server = command.spawn().expect("doorbell was built");
     let mut ready = String::new();
     BufReader::new(server.stdout.as_mut().expect("it is piped"))
         .read_line(&mut ready)
         .expect("it writes text");
     assert_eq!(ready, "ready\n");
-    for (what, succeeds) in [("busy", true), ("die", false), ("connect", true)] {
-        let output = role(what).output().expect("doorbell was built");
-        let (_, stderr) = texts(&output);
-        assert!(
-            output.status.success() == succeeds && stderr.is_empty(),
-            "{what}: {}\n{stderr}",
-            output.status
-        );
-    }
+    server
+}
+
+fn succeeds(server: Child) {
     let output = server.wait_with_output().expect("it was started");
     let (_, stderr) = texts(&output);
     assert!(
@@ -157,6 +169,65 @@ fn processes_of_one_address_connect() {
         "{}\n{stderr}",
         output.status
     );
+}
+
+/// A port has one owner, and the peer of a killed end is notified.
+#[test]
+fn processes_of_one_address_connect() {
+    let Some((_folder, program)) = compiled("manager.c", &["-lrdmacm", "-libverbs"]) else {
+        return;
+    };
+    let here = address();
+    let server = listening(manager(&program, "listen", &here));
+    for (what, succeeds) in [("busy", true), ("die", false), ("connect", true)] {
+        let output = manager(&program, what, &here).output().expect("doorbell was built");
+        let (_, stderr) = texts(&output);
+        assert!(
+            output.status.success() == succeeds && stderr.is_empty(),
+            "{what}: {}\n{stderr}",
+            output.status
+        );
+    }
+    succeeds(server);
+}
+
+/// The connection manager's device is open until the process ends, by exit or a signal.
+#[test]
+fn captures_are_complete_however_a_program_ends() {
+    let Some((_folder, program)) = compiled("manager.c", &["-lrdmacm", "-libverbs"]) else {
+        return;
+    };
+    let captured = |role: &str, here: &str| {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut command = manager(&program, role, here);
+        command.env("DOORBELL_PCAP", folder.path().join("link.pcap"));
+        (folder, command)
+    };
+    for ends in [["connect", "abort"], ["term", "die"]] {
+        let here = address();
+        let (of_server, command) = captured("listen", &here);
+        let server = listening(command);
+        let of_clients = ends.map(|end| {
+            let (folder, mut command) = captured(end, &here);
+            let (_, stderr) = texts(&command.output().expect("doorbell was built"));
+            assert_eq!(stderr, "", "{end}");
+            (end, folder)
+        });
+        succeeds(server);
+        for (end, folder) in of_clients.into_iter().chain([("listen", of_server)]) {
+            // `doorbell run` itself has one, too.
+            let files = fs::read_dir(folder.path()).expect("a folder").flatten();
+            let bytes: Vec<u8> = files.flat_map(|file| fs::read(file.path()).expect("a file")).collect();
+            // The request, and its answer.
+            for message in [b"what\0", b"vhat\0"] {
+                assert!(
+                    bytes.windows(5).any(|found| found == message),
+                    "{end}: {} bytes",
+                    bytes.len()
+                );
+            }
+        }
+    }
 }
 
 /// The Python script moves memory between two processes by the C library; on GPUs, tensors.

@@ -1,5 +1,6 @@
 //! `/sys/class/infiniband` as programs see it.
 
+use crate::programs::compiled;
 use crate::{doorbell, stdout_of, texts};
 
 const FILE: &str = "/sys/class/infiniband/soft0/ports/1/state";
@@ -18,6 +19,23 @@ fn tools_find_the_device() {
         "cat /sys/class/infiniband/*/ports/1/gid_attrs/types/[0-9]*; cat /sys/class/infiniband_verbs/uverbs0/ibdev",
     ]);
     assert_eq!(kinds, "IB/RoCE v1\nRoCE v2\nIB/RoCE v1\nRoCE v2\nsoft0\n");
+}
+
+/// The interface and type of the GID, and the hardware's version.
+#[test]
+fn the_library_says_what_sysfs_shows() {
+    let Some((_folder, program)) = compiled("device.c", &["-libverbs"]) else {
+        return;
+    };
+    let script = format!(
+        "cd /sys/class/infiniband/soft0; cat ports/1/gid_attrs/ndevs/3 ports/1/gid_attrs/types/3 hw_rev; {}",
+        program.display()
+    );
+    let lines = stdout_of(&["sh", "-c", &script]);
+    let lines: Vec<_> = lines.lines().collect();
+    let same = ["lo", "RoCE v2", "1"];
+    // The vendor is an OUI that is locally administered, as no registry assigned it.
+    assert_eq!(lines, [&same[..], &same, &["02db00 part"]].concat());
 }
 
 #[test]

@@ -110,6 +110,12 @@ impl MemoryWindowSupport {
 }
 
 impl DeviceAttr {
+    /// Whether it is Doorbell's userspace device, by its vendor.
+    #[must_use]
+    pub fn is_userspace(&self) -> bool {
+        self.vendor_id == sys::SOFT_VENDOR_ID
+    }
+
     fn from_sys(attr: &sys::ibv_device_attr) -> Self {
         let count = |value: i32| u32::try_from(value).unwrap_or(0);
         let small = |value: i32| u8::try_from(value.clamp(0, 255)).unwrap_or(0);
@@ -310,6 +316,7 @@ impl Context {
                     index: entry.gid_index,
                     gid: Gid::from_sys(&entry.gid),
                     kind: GidType::from_sys(entry.gid_type),
+                    interface: entry.ndev_ifindex,
                 })
                 .filter(|entry| !entry.gid.is_zero())
                 .collect(),
@@ -336,8 +343,12 @@ impl Context {
                     // SAFETY: zeroed before and filled by the library; all integers and bytes.
                     let entry = unsafe { entry.assume_init_ref() };
                     let gid = Gid::from_sys(&entry.gid);
-                    let kind = GidType::from_sys(entry.gid_type);
-                    return Ok((!gid.is_zero()).then_some(GidEntry { index, gid, kind }));
+                    return Ok((!gid.is_zero()).then_some(GidEntry {
+                        index,
+                        gid,
+                        kind: GidType::from_sys(entry.gid_type),
+                        interface: entry.ndev_ifindex,
+                    }));
                 }
                 Err(error) if error.raw_os_error() == Some(ENODATA) => return Ok(None),
                 Err(_) => {}
@@ -354,6 +365,7 @@ impl Context {
             index,
             gid,
             kind: GidType::Unknown,
+            interface: 0,
         }))
     }
 

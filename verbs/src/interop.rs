@@ -32,6 +32,7 @@ impl From<&::ibverbs::GidEntry> for GidEntry {
             index: entry.gid_index,
             gid: entry.gid.into(),
             kind: GidType::from_sys(entry.gid_type),
+            interface: entry.ndev_ifindex,
         }
     }
 }

@@ -181,6 +181,9 @@ pub struct GidEntry {
     pub gid: Gid,
     /// Its type.
     pub kind: GidType,
+    /// The index of its network interface, as in if_indextoname(3); 0 where it is unknown.
+    #[doc(alias = "ndev_ifindex")]
+    pub interface: u32,
 }
 
 impl GidEntry {
@@ -218,6 +221,7 @@ mod tests {
             index: 0,
             gid: Gid(gid),
             kind,
+            interface: 0,
         };
         let mut v4 = [0; 16];
         v4[10..].copy_from_slice(&[0xff, 0xff, 10, 9, 0, 1]);

@@ -24,6 +24,7 @@ fn gids_are_the_same_there_and_back() {
     };
     let here = GidEntry::from(&entry);
     assert_eq!((here.index, here.gid, here.kind), (3, gid(), GidType::RoceV2));
+    assert_eq!(here.interface, 7);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -97,10 +97,8 @@ impl Rendezvous {
         let wakeup = Arc::new(wakeup);
         let id = self.id.clone();
         let hears = Arc::clone(&wakeup);
-        let thread = thread::Builder::new()
-            .name("rendezvous".into())
-            .spawn(move || self.serve_until(timeout, Some(hears.as_fd())))
-            .map_err(BootstrapError::system("start a thread"))?;
+        let serve = move || self.serve_until(timeout, Some(hears.as_fd()));
+        let thread = doorbell_threads::spawn("rendezvous", serve).map_err(BootstrapError::system("start a thread"))?;
         Ok(RendezvousServer {
             id,
             wakeup,

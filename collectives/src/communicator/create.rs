@@ -116,8 +116,7 @@ impl Communicator {
         let shared = Arc::new(Shared::new(state, group, options.progress_thread));
         let progress = if options.progress_thread {
             let shared = Arc::clone(&shared);
-            let thread = std::thread::Builder::new().name("collectives".to_owned());
-            let thread = thread.spawn(move || shared.drive_in_background());
+            let thread = doorbell_threads::spawn("collectives", move || shared.drive_in_background());
             Some(thread.map_err(CollectiveError::Thread)?)
         } else {
             None

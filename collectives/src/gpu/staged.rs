@@ -149,10 +149,8 @@ impl Staged {
         }
         let (sender, jobs) = mpsc::channel();
         let (comm, shared) = (Arc::clone(&self.comm), Arc::clone(&self.shared));
-        let thread = thread::Builder::new().name("gpu staging".to_owned());
-        let thread = thread
-            .spawn(move || serve(&comm, &shared, &jobs))
-            .map_err(GpuError::Thread)?;
+        let thread = doorbell_threads::spawn("gpu staging", move || serve(&comm, &shared, &jobs));
+        let thread = thread.map_err(GpuError::Thread)?;
         inner.thread = Some((sender.clone(), thread));
         Ok(sender)
     }

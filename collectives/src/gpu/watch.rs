@@ -45,10 +45,8 @@ impl Watchdog {
         // Higher priority than the waiting streams, in case both share a hardware queue.
         let stream = Stream::with_priority(context, -1)?;
         let (comm, theirs) = (Arc::clone(comm), Arc::clone(&shared));
-        let thread = thread::Builder::new().name("gpu watch".to_owned());
-        let thread = thread
-            .spawn(move || theirs.watch(&comm, peers.as_deref(), &stream))
-            .map_err(GpuError::Thread)?;
+        let watch = move || theirs.watch(&comm, peers.as_deref(), &stream);
+        let thread = doorbell_threads::spawn("gpu watch", watch).map_err(GpuError::Thread)?;
         Ok(Self {
             shared,
             thread: Some(thread),

@@ -66,14 +66,12 @@ impl Proxy {
     pub fn spawn(mut self, idle: IdlePolicy) -> Result<ProxyThread, ProxyError> {
         let registry = Arc::clone(self.registry());
         let stop = Arc::clone(&registry);
-        let thread = thread::Builder::new()
-            .name("doorbell-proxy".to_owned())
-            .spawn(move || {
-                // Kernels wait for this thread.
-                let _deferred = FreesDeferred::on_this_thread();
-                run_until(idle, || self.progress(), || stop.stop.load(Ordering::Acquire));
-            })
-            .map_err(ProxyError::Thread)?;
+        let thread = doorbell_threads::spawn("doorbell-proxy", move || {
+            // Kernels wait for this thread.
+            let _deferred = FreesDeferred::on_this_thread();
+            run_until(idle, || self.progress(), || stop.stop.load(Ordering::Acquire));
+        })
+        .map_err(ProxyError::Thread)?;
         Ok(ProxyThread {
             registry,
             thread: Some(thread),

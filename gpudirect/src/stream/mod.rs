@@ -53,7 +53,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use doorbell_cuda::{Context, Event, Stream, WaitCondition};
 use doorbell_verbs::{Batch, Buffers, CompletionQueue, QueuePair};
@@ -159,10 +159,8 @@ impl StreamQueue {
     pub fn spawn(context: &Context, qp: QueuePair, cq: CompletionQueue, idle: IdlePolicy) -> Result<Self, StreamError> {
         let (mut queue, mut poster) = Self::without_thread(context, qp, cq)?;
         let shared = Arc::clone(&queue.shared);
-        let handle = thread::Builder::new()
-            .name("doorbell-stream".to_owned())
-            .spawn(move || run_until(idle, || poster.progress(), || shared.stop.load(Ordering::Acquire)))
-            .map_err(StreamError::Thread)?;
+        let drive = move || run_until(idle, || poster.progress(), || shared.stop.load(Ordering::Acquire));
+        let handle = doorbell_threads::spawn("doorbell-stream", drive).map_err(StreamError::Thread)?;
         queue.thread = Some(Arc::new(Thread {
             shared: Arc::clone(&queue.shared),
             handle: Some(handle),

@@ -7,8 +7,8 @@
 use std::net::IpAddr;
 
 use doorbell_softroce_ibverbs::{DeviceConfig, GID_TABLE_LEN, api, configure, gid_table, last_open_error};
-use doorbell_verbs::{Context, GidType, Library, PortAttr, PortState};
-use nix::ifaddrs::getifaddrs;
+use doorbell_verbs::{Context, GidEntry, GidType, Library, PortAttr, PortState};
+use nix::net::if_::if_indextoname;
 
 use crate::device::PORT;
 use crate::failure::one_line;
@@ -30,6 +30,8 @@ struct Address {
     index: u32,
     address: IpAddr,
     kind: &'static str,
+    /// The name of its network interface.
+    interface: Option<String>,
 }
 
 /// Queries the devices of this configuration. A device that does not open here is only a warning,
@@ -69,22 +71,30 @@ const RATE: u64 = 40_000_000_000;
 
 fn query_device(context: Context) -> Result<(bool, u64, Vec<Address>), doorbell_verbs::DeviceError> {
     let PortAttr { state, bits_per_s, .. } = context.port(PORT)?;
-    let gids = context.gids(PORT)?.into_iter();
-    let gids = gids.map(|entry| Address::new(entry.index, entry.gid.to_ip(), entry.kind == GidType::RoceV2));
-    let gids = gids.collect();
+    let gids = context.gids(PORT)?.iter().map(Address::of).collect();
     Ok((state == PortState::Active, bits_per_s.unwrap_or(RATE), gids))
 }
 
 impl Address {
-    fn new(index: u32, address: IpAddr, is_v2: bool) -> Self {
-        let kind = if is_v2 { "RoCE v2" } else { "IB/RoCE v1" };
-        Self { index, address, kind }
+    fn new(index: u32, address: IpAddr, is_v2: bool, interface: Option<String>) -> Self {
+        Self {
+            index,
+            address,
+            kind: if is_v2 { "RoCE v2" } else { "IB/RoCE v1" },
+            interface,
+        }
     }
 
-    /// The entries of a device at an address.
+    fn of(entry: &GidEntry) -> Self {
+        let interface = if_indextoname(entry.interface).ok();
+        let interface = interface.and_then(|name| name.into_string().ok());
+        Self::new(entry.index, entry.gid.to_ip(), entry.kind == GidType::RoceV2, interface)
+    }
+
+    /// The entries of a device at an address that cannot be queried.
     fn all(address: IpAddr) -> impl Iterator<Item = Self> {
         let table = (0..).zip(gid_table(address));
-        table.map(|(index, (gid, version))| Self::new(index, gid.to_ip(), version == 2))
+        table.map(|(index, (gid, version))| Self::new(index, gid.to_ip(), version == 2, None))
     }
 
     /// In the notation of sysfs: eight groups of four digits.
@@ -94,27 +104,6 @@ impl Address {
             IpAddr::V6(address) => address,
         };
         address.segments().map(|group| format!("{group:04x}")).join(":")
-    }
-
-    /// The network interface that has the address or its network, as with all of 127.0.0.0/8.
-    fn interface(&self) -> Option<String> {
-        let all = || getifaddrs().into_iter().flatten();
-        let ip = |address: Option<nix::sys::socket::SockaddrStorage>| {
-            let address = address?;
-            let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-            v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
-        };
-        let exact = all().find(|interface| ip(interface.address) == Some(self.address));
-        let near = || {
-            let IpAddr::V4(wanted) = self.address else { return None };
-            all().find(|interface| match (ip(interface.address), ip(interface.netmask)) {
-                (Some(IpAddr::V4(has)), Some(IpAddr::V4(mask))) => {
-                    (has.to_bits() ^ wanted.to_bits()) & mask.to_bits() == 0
-                }
-                _ => false,
-            })
-        };
-        exact.or_else(near).map(|interface| interface.interface_name)
     }
 }
 
@@ -159,7 +148,7 @@ impl ShownDevice {
             ("fw_ver", env!("CARGO_PKG_VERSION")),
             ("hca_type", "doorbell"),
             ("board_id", "doorbell"),
-            ("hw_rev", "0"),
+            ("hw_rev", "1"),
         ];
         for (name, value) in of_device {
             put(files, &folder, name, value);
@@ -187,12 +176,11 @@ impl ShownDevice {
         for (name, value) in of_port {
             put(files, &port, name, value);
         }
-        let interface = self.gids.last().and_then(Address::interface);
         for gid in &self.gids {
             let index = gid.index;
             put(files, &port, &format!("gids/{index}"), &gid.groups());
             put(files, &port, &format!("gid_attrs/types/{index}"), gid.kind);
-            if let Some(interface) = &interface {
+            if let Some(interface) = &gid.interface {
                 put(files, &port, &format!("gid_attrs/ndevs/{index}"), interface);
             }
         }
@@ -241,12 +229,5 @@ mod tests {
         assert_eq!(file(&format!("{port}/gids/3")), Some(gid));
         assert_eq!(file("sys/class/infiniband_verbs/uverbs0/ibdev"), Some("soft0\n"));
         assert_eq!(file("dev/infiniband/uverbs0"), Some("/dev/null"));
-    }
-
-    #[test]
-    fn an_unassigned_address_has_no_interface() {
-        let interface = |address: [u8; 4]| Address::new(0, address.into(), true).interface();
-        assert_eq!(interface([240, 1, 2, 3]), None);
-        assert_eq!(interface([127, 9, 8, 7]), interface([127, 0, 0, 1]));
     }
 }

@@ -256,7 +256,10 @@ impl<H: Default> Acceptor<H> {
 }
 
 fn is_descriptor_limit(error: &io::Error) -> bool {
-    matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::EMFILE | Errno::ENFILE))
+    matches!(
+        error.raw_os_error().map(Errno::from_raw),
+        Some(Errno::EMFILE | Errno::ENFILE)
+    )
 }
 
 /// Limits what strangers can write to a log.

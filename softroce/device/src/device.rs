@@ -222,17 +222,15 @@ impl Device {
         if let Some(port) = link.watch.as_mut().and_then(PortWatch::state) {
             shared.set_port(port);
         }
-        let progress = std::thread::Builder::new()
-            .name(format!("{}-progress", config.name))
-            .spawn({
-                let (shared, host, files) = (Arc::clone(&shared), Arc::clone(&host), link.files);
-                let spin = config.spin;
-                move || progress::run(&shared, &host, files, link.watch, spin)
-            })
-            .map_err(|source| OpenError::Thread {
-                device: device(),
-                source,
-            })?;
+        let progress = doorbell_threads::spawn(format!("{}-progress", config.name), {
+            let (shared, host, files) = (Arc::clone(&shared), Arc::clone(&host), link.files);
+            let spin = config.spin;
+            move || progress::run(&shared, &host, files, link.watch, spin)
+        })
+        .map_err(|source| OpenError::Thread {
+            device: device(),
+            source,
+        })?;
         tracing::debug!(device = info.name, %address, ?mtu, "soft device opened");
         Ok(Arc::new(Self {
             info,

@@ -42,7 +42,7 @@ use doorbell_roce_proto::wire::Opcode;
 
 use crate::clock::{COARSE, coarse_ticks, ticks};
 use crate::links::shm::IncomingRings;
-use crate::links::udp::{Envelope, Receive, RxBatch, Seal, Transmit, TxBatch};
+use crate::links::udp::{Envelope, PortState, Receive, RxBatch, Seal, Transmit, TxBatch};
 use crate::state::Core;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 use crate::wakeup::{Deadline, NEVER, Reasons, Wakeup};
@@ -122,7 +122,7 @@ pub(crate) struct Shared {
     udp_idle_polls: AtomicU32,
     pub(crate) app_polling: AppPolling,
     /// The port state. Written under core, so that changes and their events have one order.
-    port: (AtomicBool, AtomicBool),
+    port: Mutex<PortState>,
     broken: AtomicBool,
     /// In [`ticks`].
     epoch: u64,
@@ -176,7 +176,7 @@ impl Shared {
             drive_count: AtomicU32::new(0),
             udp_idle_polls: AtomicU32::new(0),
             app_polling: AppPolling::new(),
-            port: (AtomicBool::new(true), AtomicBool::new(true)),
+            port: Mutex::new(PortState::UNKNOWN),
             broken: AtomicBool::new(false),
             epoch: ticks(),
         }

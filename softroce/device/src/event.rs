@@ -5,7 +5,6 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 
@@ -98,21 +97,16 @@ impl<T> EventQueue<T> {
     /// `remove` returns.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none and the descriptor is non-blocking; otherwise the errors of
-    /// read(2), except EINTR, after which it continues to wait.
+    /// Those of read(2): `WouldBlock` when there is none and the descriptor is non-blocking, and
+    /// `Interrupted` by a signal handler without `SA_RESTART` (signal(7)).
     pub fn wait(&self, taken: impl Fn(&T)) -> io::Result<T> {
         loop {
-            match self.fd.read() {
-                Ok(_) => {
-                    // None when the event was removed after it was counted.
-                    let mut waiting = self.waiting.lock();
-                    if let Some(event) = waiting.pop_front() {
-                        taken(&event);
-                        return Ok(event);
-                    }
-                }
-                Err(Errno::EINTR) => {}
-                Err(errno) => return Err(errno.into()),
+            self.fd.read()?;
+            // None when the event was removed after it was counted.
+            let mut waiting = self.waiting.lock();
+            if let Some(event) = waiting.pop_front() {
+                taken(&event);
+                return Ok(event);
             }
         }
     }

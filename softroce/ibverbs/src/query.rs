@@ -9,8 +9,8 @@ use doorbell_verbs_sys::{
     _compat_ibv_port_attr, IBV_ATOMIC_HCA, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MEM_WINDOW,
     IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_DEVICE_PORT_ACTIVE_EVENT, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SRQ_RESIZE,
     IBV_DEVICE_SYS_IMAGE_GUID, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE,
-    IBV_PORT_DOWN, IBV_PORT_IP_BASED_GIDS, IBV_VALUES_MASK_RAW_CLOCK, ibv_context, ibv_device_attr, ibv_device_attr_ex,
-    ibv_gid, ibv_gid_entry, ibv_port_attr, ibv_query_device_ex_input, ibv_values_ex,
+    IBV_PORT_DOWN, IBV_PORT_IP_BASED_GIDS, IBV_VALUES_MASK_RAW_CLOCK, SOFT_VENDOR_ID, ibv_context, ibv_device_attr,
+    ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_port_attr, ibv_query_device_ex_input, ibv_values_ex,
 };
 
 use crate::context::Context;
@@ -18,6 +18,10 @@ use crate::errno;
 use crate::gids::{GID_TABLE_LEN, gid_table};
 
 pub(crate) const PORT: u8 = 1;
+
+/// Of [`SOFT_VENDOR_ID`]'s parts this is the only one, in its first version.
+const VENDOR_PART_ID: u32 = 1;
+const HARDWARE_VERSION: u32 = 1;
 
 /// The only partition: the default one, with full membership (IBTA vol 1, 10.9.1).
 const DEFAULT_PKEY: u16 = 0xffff;
@@ -99,9 +103,9 @@ fn device_attributes(context: &Context) -> ibv_device_attr {
         max_mr_size: u64::MAX,
         // Any page size: regions are ranges of bytes.
         page_size_cap: 0xffff_f000,
-        vendor_id: 0,
-        vendor_part_id: 0,
-        hw_ver: 0,
+        vendor_id: SOFT_VENDOR_ID,
+        vendor_part_id: VENDOR_PART_ID,
+        hw_ver: HARDWARE_VERSION,
         max_qp: capacity::QPS as c_int,
         max_qp_wr: capacity::WORK_REQUESTS as c_int,
         // Not MEM_MGT_EXTENSIONS, which includes fast registration.
@@ -217,10 +221,10 @@ pub(crate) unsafe extern "C" fn query_gid(
 
 /// The entries of the GID table; none while the device's interface lacks its address.
 fn gid_entries(context: &Context) -> impl Iterator<Item = ibv_gid_entry> {
-    let device = &context.device;
-    let table = device.port().addressed.then(|| gid_table(device.info().address.ip()));
+    let port = context.device.port();
+    let table = port.addressed.then(|| gid_table(context.device.info().address.ip()));
     let entries = table.into_iter().flatten().enumerate();
-    entries.map(|(index, (gid, version))| ibv_gid_entry {
+    entries.map(move |(index, (gid, version))| ibv_gid_entry {
         gid: ibv_gid { raw: gid.0 },
         gid_index: index as u32,
         port_num: u32::from(PORT),
@@ -228,7 +232,7 @@ fn gid_entries(context: &Context) -> impl Iterator<Item = ibv_gid_entry> {
             1 => IBV_GID_TYPE_ROCE_V1,
             _ => IBV_GID_TYPE_ROCE_V2,
         },
-        ndev_ifindex: 0,
+        ndev_ifindex: port.interface,
     })
 }
 

@@ -6,6 +6,7 @@
 
 use core::ffi::c_int;
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::ptr;
 use std::sync::Arc;
@@ -108,12 +109,17 @@ pub(crate) fn destroy_all(opened: &OpenDevice, timeout: Duration) {
 pub(crate) fn start_thread(opened: &'static OpenDevice) -> std::io::Result<()> {
     let name = format!("{}-rdmacm", opened.device.info().name);
     let run = move || {
-        // An error is final: the descriptor is closed.
-        while let Ok((_, event)) = opened.events.wait(|_| {}) {
-            dispatch(opened, event);
+        loop {
+            match opened.events.wait(|_| {}) {
+                Ok((_, event)) => dispatch(opened, event),
+                // By a signal that its threads do not block, such as SIGSEGV sent by kill(2).
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // The descriptor is closed.
+                Err(_) => return,
+            }
         }
     };
-    std::thread::Builder::new().name(name).spawn(run).map(drop)
+    doorbell_threads::spawn(name, run).map(drop)
 }
 
 fn dispatch(opened: &'static OpenDevice, event: CmEvent) {

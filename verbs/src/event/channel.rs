@@ -184,7 +184,8 @@ impl CompletionChannel {
         &self.inner
     }
 
-    /// Sleeps until a queue has an event (ibv_get_cq_event(3)); `None` when `timeout` expired.
+    /// Sleeps until a queue has an event (ibv_get_cq_event(3)); `None` when `timeout` expired. A
+    /// signal does not end it.
     ///
     /// The queue may be empty again, if another thread has polled it since.
     ///

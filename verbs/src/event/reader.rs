@@ -207,7 +207,8 @@ impl Events {
         }
     }
 
-    /// Sleeps until there is an event; `None` when `timeout` (if not `None`) expired first.
+    /// Sleeps until there is an event; `None` when `timeout` (if not `None`) expired first. A
+    /// signal does not end it.
     ///
     /// # Errors
     /// When events cannot be read: the device is gone.

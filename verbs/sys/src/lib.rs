@@ -22,5 +22,8 @@ pub mod inline;
 pub mod rdmacm;
 pub mod work_requests;
 
+/// The vendor of the userspace device, as an OUI: locally administered (IEEE 802, 8.4).
+pub const SOFT_VENDOR_ID: u32 = 0x02_db00;
+
 pub use api::{Api, LoadError, Promise};
 pub use bindings::*;

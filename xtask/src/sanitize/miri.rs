@@ -25,7 +25,7 @@ enum Part {
 use Part::{None as Nothing, Tests};
 
 /// Every package of the workspace.
-const PACKAGES: [(&str, Part); 21] = [
+const PACKAGES: [(&str, Part); 22] = [
     ("doorbell-verbs-sys", Tests(&["--lib"], "foreign libraries")),
     (
         "doorbell-verbs",
@@ -34,6 +34,7 @@ const PACKAGES: [(&str, Part); 21] = [
             "sockets, poll(2), memfds, huge pages, foreign libraries, a compiler",
         ),
     ),
+    ("doorbell-threads", Nothing("signals and threads of the system")),
     ("doorbell-trust", Nothing("its tests are processes of several users")),
     ("doorbell-roce-proto", Tests(&["--lib"], "nothing")),
     (

@@ -2,7 +2,7 @@
 //! how libraries read them.
 
 use super::{
-    Finding,
+    Finding, LIBRARIES,
     source::{Kind, Source, Token},
 };
 use std::collections::BTreeMap;
@@ -12,8 +12,6 @@ const PREFIX: &str = "DOORBELL_";
 /// Programs beside Rust's. Comments and documents may name a family (`DOORBELL_GPU_…`).
 const PROGRAMS: [&str; 3] = [".sh", ".py", ".c"];
 
-/// Libraries, which programs with more rights than their callers may load.
-const LIBRARIES: [&str; 4] = ["collectives/src/", "gpudirect/", "softroce/", "verbs/"];
 const EXCEPTIONS: [&str; 2] = ["gpudirect/standin/", "verbs/trust/"];
 const READ: [&str; 4] = ["var", "var_os", "vars", "vars_os"];
 

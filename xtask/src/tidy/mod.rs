@@ -6,6 +6,7 @@
 mod environment;
 mod layout;
 mod source;
+mod threads;
 mod threats;
 mod visibility;
 mod words;
@@ -17,6 +18,9 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use source::Source;
 use std::{fmt, fs, process::Command};
+
+/// Libraries, which are loaded by programs of others, also with more rights than their callers.
+const LIBRARIES: [&str; 4] = ["collectives/src/", "gpudirect/", "softroce/", "verbs/"];
 
 const HELP: &str = "\
 Check the sources for what rustfmt and clippy do not
@@ -30,6 +34,7 @@ Rules:
   fields       structs have at most 12 fields, or a comment '// fields: REASON' above them
   environment  docs/ENVIRONMENT.md lists exactly the DOORBELL_ variables that the sources name;
                libraries read them by doorbell_trust
+  threads      libraries start them by doorbell_threads::spawn
   visibility   what is `pub` is used outside its crate
   threats      docs/THREATS.md has no empty cell, and the tests that it names exist
 
@@ -96,6 +101,7 @@ fn findings() -> Result<Vec<Finding>> {
     for source in sources.iter().filter(checked) {
         findings.extend(words::check(source, &glossary));
         findings.extend(layout::check(source));
+        findings.extend(threads::check(source));
     }
     let texts = files
         .iter()

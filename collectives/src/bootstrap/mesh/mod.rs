@@ -9,7 +9,7 @@ mod io_thread;
 mod state;
 
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub use frame::MAX_MESSAGE;
@@ -80,9 +80,7 @@ impl ControlMesh {
         shared.lock().open(id, rank, Arc::clone(&mesh_ranks));
         let io_thread = IoThread::new(Arc::clone(&shared), streams)
             .map_err(BootstrapError::system("set options of a connection"))?;
-        let thread = thread::Builder::new()
-            .name("control mesh".into())
-            .spawn(move || io_thread.run())
+        let thread = doorbell_threads::spawn("control mesh", move || io_thread.run())
             .map_err(BootstrapError::system("start a thread"))?;
         let mesh = Arc::new(Mesh {
             shared,

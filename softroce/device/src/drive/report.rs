@@ -9,18 +9,14 @@ use crate::sync::Ordering;
 
 impl Shared {
     pub(crate) fn port(&self) -> PortState {
-        PortState {
-            active: self.port.0.load(Ordering::Acquire),
-            addressed: self.port.1.load(Ordering::Acquire),
-        }
+        *self.port.lock()
     }
 
     pub(crate) fn set_port(&self, now: PortState) {
         let core = self.core.lock();
-        let before = self.port();
-        self.port.0.store(now.active, Ordering::Release);
-        self.port.1.store(now.addressed, Ordering::Release);
-        let gid = (now.addressed != before.addressed).then_some(PortEvent::GidChange);
+        let before = std::mem::replace(&mut *self.port.lock(), now);
+        let entry = |port: PortState| (port.addressed, port.interface);
+        let gid = (entry(now) != entry(before)).then_some(PortEvent::GidChange);
         let link = (now.active != before.active).then_some(if now.active {
             PortEvent::Active
         } else {

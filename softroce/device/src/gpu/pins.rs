@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::mem;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use super::Memory;
 use super::cuda::Pin;
@@ -70,11 +70,7 @@ fn pin(device: &Memory, first: usize, size: usize) -> Piece {
         };
         pinned.inspect_err(failed).ok()
     };
-    let name = "doorbell-pin".to_owned();
-    thread::Builder::new()
-        .name(name)
-        .spawn(work)
-        .map_or(Piece::Refused, Piece::Pinning)
+    doorbell_threads::spawn("doorbell-pin", work).map_or(Piece::Refused, Piece::Pinning)
 }
 
 /// The whole pages of a region in the piece at `piece`.

@@ -91,16 +91,14 @@ fn nothing_is_lost_under_faults() {
 #[test]
 fn a_capture_shows_the_packets() {
     crate::setup();
-    {
-        let (a, b) = pair(("captured", "far"), &Setup::default());
-        a.fill(0, b"find this in the capture");
-        assert_eq!(
-            a.post(rdma(1, IBV_WR_RDMA_WRITE, b.addr(), b.rkey()), &mut [a.sge(0, 24)]),
-            0
-        );
-        a.done(1);
-    }
-    // The device is closed with its last object, and has completed the file.
+    let (a, b) = pair(("captured", "far"), &Setup::default());
+    a.fill(0, b"find this in the capture");
+    assert_eq!(
+        a.post(rdma(1, IBV_WR_RDMA_WRITE, b.addr(), b.rkey()), &mut [a.sge(0, 24)]),
+        0
+    );
+    a.done(1);
+    // The device is open: a process that ended now would leave this.
     let file = std::fs::read(capture_file()).unwrap();
     std::fs::remove_file(capture_file()).unwrap();
     assert!(file.windows(24).any(|bytes| bytes == b"find this in the capture"));

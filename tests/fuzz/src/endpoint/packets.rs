@@ -201,10 +201,15 @@ fn syndrome(input: &mut Unstructured<'_>) -> Result<Syndrome> {
             assert!(credits.count().is_none_or(|count| count <= 1 << 15));
             Syndrome::Ack(credits)
         }
-        192..208 => Syndrome::RnrNak(RnrTimer::from_code(code)),
+        192..208 => {
+            let timer = RnrTimer::from_code(code);
+            assert_eq!(RnrTimer::at_least(timer.duration()), timer);
+            Syndrome::RnrNak(timer)
+        }
         208..224 => Syndrome::Nak(Nak::PsnSequence),
         224..232 => Syndrome::Nak(Nak::InvalidRequest),
         232..240 => Syndrome::Nak(Nak::RemoteAccess),
-        _ => Syndrome::Nak(Nak::RemoteOperational),
+        240..248 => Syndrome::Nak(Nak::RemoteOperational),
+        _ => Syndrome::Nak(Nak::InvalidRd),
     })
 }

@@ -3,7 +3,7 @@
 use super::sys;
 use nix::errno::Errno;
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
-use nix::net::if_::InterfaceFlags;
+use nix::net::if_::{InterfaceFlags, if_nametoindex};
 use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket};
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -49,6 +49,17 @@ pub struct PortState {
     pub active: bool,
     /// The interface has the address.
     pub addressed: bool,
+    /// The interface's index; 0 where it is unknown.
+    pub interface: u32,
+}
+
+impl PortState {
+    /// Without a [`PortWatch`].
+    pub(crate) const UNKNOWN: Self = Self {
+        active: true,
+        addressed: true,
+        interface: 0,
+    };
 }
 
 /// Watches an address's interface: rtnetlink(7) notifies without privilege, getifaddrs(3) reads the
@@ -103,7 +114,11 @@ impl PortWatch {
         let active = interfaces
             .iter()
             .any(|entry| entry.interface_name == self.interface && entry.flags.contains(running));
-        Some(PortState { active, addressed })
+        Some(PortState {
+            active,
+            addressed,
+            interface: if_nametoindex(&*self.interface).unwrap_or(0),
+        })
     }
 }
 

@@ -5,18 +5,21 @@
 //! packet's Identification is its index in the coalesced message: right for a sender that uses GSO.
 //! The IPv4 UDP checksum is 0, for "none". A capture that cannot be written logs that once and
 //! stops.
+//!
+//! The packets of a batch are one write(2), before they are sent or processed: what a process wrote
+//! stays when it ends, however it does. Only the last batch is cut short if it ends in the write.
 
 use super::{Envelope, Receive, RxBatch, Transmit, TxBatch};
 use crate::config::with_name;
 use doorbell_roce_proto::Instant;
 use doorbell_trust::create_file;
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::iter;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{self, Duration, SystemTime};
+use std::time::{Duration, SystemTime};
 
 #[cfg(test)]
 mod tests;
@@ -27,13 +30,11 @@ const MAGIC: u32 = 0xa1b2_3c4d;
 const LINKTYPE_RAW: u32 = 101;
 /// The longest packet stored; link packets are far shorter.
 const SNAPLEN: u32 = 65535;
-/// Buffered packets are flushed after this long, with the next activity on the link.
-const FLUSH_EVERY: Duration = Duration::from_millis(200);
 const MAX_HEADER: usize = 40 + 8;
 /// The most captures of a process with one name.
 const MAX_FILES: u32 = 10_000;
 
-/// A capture file. Clones write to the same file; the last one to be dropped completes it.
+/// A capture file. Clones write to the same file.
 #[derive(Clone)]
 pub struct Capture {
     writer: Arc<Mutex<Writer>>,
@@ -47,14 +48,12 @@ impl Capture {
     /// # Errors
     /// When the file cannot be created or written.
     pub fn create(path: &Path) -> io::Result<Self> {
-        let (file, path) = create_new(path)?;
-        let mut file = BufWriter::with_capacity(256 << 10, file);
+        let (mut file, path) = create_new(path)?;
         file.write_all(&file_header())?;
-        file.flush()?;
         let writer = Writer {
             file: Some(file),
             path,
-            flushed: time::Instant::now(),
+            records: Vec::new(),
         };
         Ok(Self {
             writer: Arc::new(Mutex::new(writer)),
@@ -62,7 +61,6 @@ impl Capture {
     }
 
     fn record<'a>(&self, packets: impl Iterator<Item = (Envelope, &'a [u8])>) {
-        // A thread that panicked with the lock held left at worst a truncated record.
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let now = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
@@ -70,7 +68,7 @@ impl Capture {
         for (envelope, packet) in packets {
             writer.record(now, &envelope, packet);
         }
-        writer.flush_when_due();
+        writer.write();
     }
 }
 
@@ -98,9 +96,11 @@ fn file_header() -> [u8; 24] {
 }
 
 struct Writer {
-    file: Option<BufWriter<File>>,
+    /// None after a failed write.
+    file: Option<File>,
     path: PathBuf,
-    flushed: time::Instant,
+    /// Those of a batch.
+    records: Vec<u8>,
 }
 
 impl Writer {
@@ -115,38 +115,18 @@ impl Writer {
         for (to, field) in header.chunks_exact_mut(4).zip(fields) {
             to.copy_from_slice(&field.to_le_bytes());
         }
-        self.attempt(|file| {
-            file.write_all(&header[..16 + ip_header])?;
-            file.write_all(packet)
-        });
+        self.records.extend_from_slice(&header[..16 + ip_header]);
+        self.records.extend_from_slice(packet);
     }
 
-    fn flush_when_due(&mut self) {
-        if self.flushed.elapsed() >= FLUSH_EVERY {
-            self.attempt(BufWriter::flush);
-            self.flushed = time::Instant::now();
+    /// Writes the records; stops the capture when that fails.
+    fn write(&mut self) {
+        let written = self.file.as_mut().map(|file| file.write_all(&self.records));
+        self.records.clear();
+        if let Some(Err(error)) = written {
+            tracing::warn!(path = %self.path.display(), %error, "the packet capture stops: the file cannot be written");
+            self.file = None;
         }
-    }
-
-    /// Runs a file operation; stops the capture when it fails.
-    fn attempt(&mut self, action: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) {
-        let Some(file) = self.file.as_mut() else {
-            return;
-        };
-        let Err(error) = action(file) else {
-            return;
-        };
-        tracing::warn!(path = %self.path.display(), %error, "the packet capture stops: the file cannot be written");
-        if let Some(file) = self.file.take() {
-            // Without another attempt to write the buffer.
-            drop(file.into_parts());
-        }
-    }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        self.attempt(BufWriter::flush);
     }
 }
 
