@@ -27,8 +27,8 @@ const RATE: u8 = 7;
 const PACKET_LIFE_TIME: u8 = 16;
 
 /// rdma_bind_addr(3): `EADDRNOTAVAIL` for an address not of this host, `ENODEV` for one without a
-/// soft device, unless it is a wildcard; for a bound port `EADDRINUSE`, or `EADDRNOTAVAIL` if one of
-/// the two addresses is a wildcard.
+/// soft device, unless it is a wildcard; for a bound port `EADDRINUSE`, or `EADDRNOTAVAIL` if one
+/// of the two addresses is a wildcard.
 ///
 /// # Safety
 /// `id` is null or live and ours; `address` is null, or an address of the family that it names.
