@@ -154,9 +154,12 @@ fn nearest(gpus: &[NearGpu]) -> Option<String> {
 }
 
 fn entry(name: String, link: LinkKind, context: Result<Context, String>) -> Entry {
-    let query = |context: Context| Ok((context.port(PORT)?, context.gids(PORT)?, *context.attr()));
+    let query = |context: Context| {
+        let default = context.default_gid(PORT).ok();
+        Ok((context.port(PORT)?, context.gids(PORT)?, default, *context.attr()))
+    };
     let queried = context.and_then(|context| query(context).map_err(|e: DeviceError| e.to_string()));
-    let (port, gids, attr) = match queried {
+    let (port, gids, default, attr) = match queried {
         Ok(answers) => answers,
         Err(e) => {
             return Entry {
@@ -174,7 +177,6 @@ fn entry(name: String, link: LinkKind, context: Result<Context, String>) -> Entr
             };
         }
     };
-    let preferred = gids.iter().find(|entry| entry.kind == GidType::RoceV2).or(gids.first());
     Entry {
         name,
         link,
@@ -182,7 +184,7 @@ fn entry(name: String, link: LinkKind, context: Result<Context, String>) -> Entr
         active: matches!(port.state, PortState::Active | PortState::ActiveDefer),
         mtu_bytes: Some(port.active_mtu.bytes()),
         bits_per_s: port.bits_per_s,
-        address: preferred.map(|entry| entry.gid.to_ip().to_string()),
+        address: default.map(|entry| entry.gid.to_ip().to_string()),
         gids: gids
             .iter()
             .map(|entry| GidLine {

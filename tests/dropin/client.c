@@ -138,8 +138,8 @@ int main(void)
 	CHECK(!ibv_query_device_ex(context, NULL, &device) && device.orig_attr.phys_port_cnt == 1);
 	CHECK(!ibv_query_port(context, 1, &port) && port.state == IBV_PORT_ACTIVE && port.link_layer == IBV_LINK_LAYER_ETHERNET);
 	CHECK(!ibv_query_gid(context, 1, 0, &gid));
-	CHECK(!ibv_query_gid_ex(context, 1, 0, &entry, 0) && entry.gid_type == IBV_GID_TYPE_ROCE_V2);
-	CHECK(ibv_query_gid_table(context, table, 4, 0) == 1 && !memcmp(&table[0].gid, &gid, sizeof(gid)));
+	CHECK(!ibv_query_gid_ex(context, 1, 0, &entry, 0) && entry.gid_type == IBV_GID_TYPE_ROCE_V1);
+	CHECK(ibv_query_gid_table(context, table, 4, 0) == 4 && !memcmp(&table[0].gid, &gid, sizeof(gid)));
 	CHECK(!ibv_query_pkey(context, 1, 0, &pkey) && ibv_get_pkey_index(context, 1, pkey) == 0);
 
 	struct ibv_pd *pd = ibv_alloc_pd(context);

@@ -16,9 +16,9 @@ fn tools_find_the_device() {
     let kinds = stdout_of(&[
         "sh",
         "-c",
-        "cat /sys/class/infiniband/*/ports/1/gid_attrs/types/0; cat /sys/class/infiniband_verbs/uverbs0/ibdev",
+        "cat /sys/class/infiniband/*/ports/1/gid_attrs/types/[0-9]*; cat /sys/class/infiniband_verbs/uverbs0/ibdev",
     ]);
-    assert_eq!(kinds, "RoCE v2\nsoft0\n");
+    assert_eq!(kinds, "IB/RoCE v1\nRoCE v2\nIB/RoCE v1\nRoCE v2\nsoft0\n");
 }
 
 /// The interface and type of the GID, and the hardware's version.
@@ -45,18 +45,23 @@ fn the_address_is_the_devices() {
         "--address",
         "127.0.0.77",
         "--",
-        "cat",
-        "/sys/class/infiniband/soft0/ports/1/gids/0",
+        "sh",
+        "-c",
+        "cd /sys/class/infiniband/soft0/ports/1 && cat gids/? gid_attrs/ndevs/*",
     ])
     .output();
     let (stdout, stderr) = texts(&output.expect("doorbell was built"));
-    assert_eq!((&*stdout, &*stderr), ("0000:0000:0000:0000:0000:ffff:7f00:004d\n", ""));
+    let link_local = "fe80:0000:0000:0000:00db:7fff:fe00:004d\n";
+    let address = "0000:0000:0000:0000:0000:ffff:7f00:004d\n";
+    let empty = "0000:0000:0000:0000:0000:0000:0000:0000\n";
+    let gids = [link_local, link_local, address, address].concat() + &empty.repeat(6);
+    assert_eq!((&*stdout, &*stderr), (&*(gids + &"lo\n".repeat(4)), ""));
 }
 
 /// Without a configured address a job gets a free one, and no other.
 #[test]
 fn an_unconfigured_device_has_the_address_that_it_shows() {
-    let script = "cat /sys/class/infiniband/soft0/ports/1/gids/0; echo $DOORBELL_SOFT_ADDR";
+    let script = "cat /sys/class/infiniband/soft0/ports/1/gids/3; echo $DOORBELL_SOFT_ADDR";
     let mut command = doorbell(&["run", "--", "sh", "-c", script]);
     let output = command
         .env_remove("DOORBELL_SOFT_ADDR")

@@ -43,14 +43,7 @@ pub(crate) fn connect(net: &mut Network, window: u32, mtu: Mtu, timeout: u8) -> 
     });
     let none = Modify::default();
     for i in 0..2 {
-        let path = Path {
-            local: addresses[i],
-            remote: addresses[1 - i],
-            traffic_class: 0,
-            hop_limit: 64,
-            flow_label: 0,
-            link: None,
-        };
+        let path = Path::new(addresses[i], addresses[1 - i]);
         let access = RemoteAccess {
             read: true,
             write: true,

@@ -20,7 +20,8 @@ fn a_device_describes_itself_with_its_ports() {
     assert_eq!(port.gids, side.context.gids(1).unwrap());
     assert_eq!(port.pkeys, [(0, 0xffff)]);
     let shown = device.to_string();
-    let (index, gid) = (port.gids[0].index, port.gids[0].gid);
+    let entry = port.gids.last().unwrap();
+    let (index, gid) = (entry.index, entry.gid);
     for line in [
         side.context.name(),
         "  atomic_cap Device",

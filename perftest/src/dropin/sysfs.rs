@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 
-use doorbell_softroce_ibverbs::{DeviceConfig, api, configure, last_open_error};
+use doorbell_softroce_ibverbs::{DeviceConfig, GID_TABLE_LEN, api, configure, gid_table, last_open_error};
 use doorbell_verbs::{Context, GidEntry, GidType, Library, PortAttr, PortState};
 use nix::net::if_::if_indextoname;
 
@@ -20,6 +20,7 @@ pub(crate) struct ShownDevice {
     active: bool,
     /// Rate of the port, in bits per second.
     bits_per_s: u64,
+    /// Of the GIDs the last one is the address.
     gids: Vec<Address>,
 }
 
@@ -47,10 +48,10 @@ pub(crate) fn query(configs: &[DeviceConfig]) -> Result<(Vec<ShownDevice>, Vec<S
         let (active, bits_per_s, gids) = queried.unwrap_or_else(|error| {
             let why = last_open_error().unwrap_or_else(|| error.to_string());
             warnings.push(one_line(&why));
-            (true, RATE, config.address.into_iter().map(Address::alone).collect())
+            (true, RATE, config.address.into_iter().flat_map(Address::all).collect())
         });
         let found = DeviceConfig {
-            address: config.address.or(gids.first().map(|gid| gid.address)),
+            address: config.address.or(gids.last().map(|gid| gid.address)),
             ..config.clone()
         };
         ShownDevice {
@@ -67,37 +68,36 @@ pub(crate) fn query(configs: &[DeviceConfig]) -> Result<(Vec<ShownDevice>, Vec<S
 
 /// The rate of a device that cannot be queried.
 const RATE: u64 = 40_000_000_000;
-const ROCE_V2: &str = "RoCE v2";
 
 fn query_device(context: Context) -> Result<(bool, u64, Vec<Address>), doorbell_verbs::DeviceError> {
     let PortAttr { state, bits_per_s, .. } = context.port(PORT)?;
-    let gids = context.gids(PORT)?.iter().map(Address::of).collect();
+    let gids = context.gids(PORT)?.into_iter().map(Address::of).collect();
     Ok((state == PortState::Active, bits_per_s.unwrap_or(RATE), gids))
 }
 
 impl Address {
-    fn of(entry: &GidEntry) -> Self {
+    fn new(index: u32, address: IpAddr, is_v2: bool, interface: u32) -> Self {
         Self {
-            index: entry.index,
-            address: entry.gid.to_ip(),
-            kind: if entry.kind == GidType::RoceV2 {
-                ROCE_V2
-            } else {
-                "IB/RoCE v1"
-            },
-            interface: if_indextoname(entry.interface)
-                .ok()
-                .and_then(|name| name.into_string().ok()),
+            index,
+            address,
+            kind: if is_v2 { "RoCE v2" } else { "IB/RoCE v1" },
+            interface: if_indextoname(interface).ok().and_then(|name| name.into_string().ok()),
         }
     }
 
-    fn alone(address: IpAddr) -> Self {
-        Self {
-            index: 0,
-            address,
-            kind: ROCE_V2,
-            interface: None,
-        }
+    fn of(entry: GidEntry) -> Self {
+        Self::new(
+            entry.index,
+            entry.gid.to_ip(),
+            entry.kind == GidType::RoceV2,
+            entry.interface,
+        )
+    }
+
+    /// The entries of a device at an address, of an unknown interface.
+    fn all(address: IpAddr) -> impl Iterator<Item = Self> {
+        let table = (0..).zip(gid_table(address));
+        table.map(|(index, (gid, version))| Self::new(index, gid.to_ip(), version == 2, 0))
     }
 
     /// In the notation of sysfs: eight groups of four digits.
@@ -135,7 +135,7 @@ pub(crate) fn files(devices: &[ShownDevice]) -> Vec<File> {
 
 impl ShownDevice {
     pub(crate) fn address(&self) -> Option<IpAddr> {
-        self.gids.first().map(|gid| gid.address)
+        self.gids.last().map(|gid| gid.address)
     }
 
     fn put(&self, files: &mut Vec<File>) {
@@ -187,6 +187,14 @@ impl ShownDevice {
                 put(files, &port, &format!("gid_attrs/ndevs/{index}"), interface);
             }
         }
+        for empty in self.gids.len()..GID_TABLE_LEN as usize {
+            put(
+                files,
+                &port,
+                &format!("gids/{empty}"),
+                "0000:0000:0000:0000:0000:0000:0000:0000",
+            );
+        }
     }
 }
 
@@ -205,7 +213,7 @@ mod tests {
             guid: 0x02db_12b7_7f00_0001,
             active: true,
             bits_per_s: RATE,
-            gids: vec![Address::alone([127, 0, 0, 1].into())],
+            gids: Address::all([127, 0, 0, 1].into()).collect(),
         };
         let files = files(&[shown]);
         let file = |path: &str| match files.iter().find(|file| file.0 == path) {
@@ -221,7 +229,7 @@ mod tests {
         assert_eq!(file(&format!("{port}/state")), Some("4: ACTIVE\n"));
         assert_eq!(file(&format!("{port}/rate")), Some("40 Gb/sec (4X QDR)\n"));
         let gid = "0000:0000:0000:0000:0000:ffff:7f00:0001\n";
-        assert_eq!(file(&format!("{port}/gids/0")), Some(gid));
+        assert_eq!(file(&format!("{port}/gids/3")), Some(gid));
         assert_eq!(file("sys/class/infiniband_verbs/uverbs0/ibdev"), Some("soft0\n"));
         assert_eq!(file("dev/infiniband/uverbs0"), Some("/dev/null"));
     }

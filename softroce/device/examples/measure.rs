@@ -114,14 +114,10 @@ impl Side {
         })?;
         modify(Modify {
             state: Some(State::Rtr),
-            path: Some(Path {
-                local: local.to_ip(),
-                remote: Gid::from(ip.parse::<std::net::IpAddr>()?).to_ip(),
-                traffic_class: 0,
-                hop_limit: 64,
-                flow_label: 0,
-                link: None,
-            }),
+            path: Some(Path::new(
+                local.to_ip(),
+                Gid::from(ip.parse::<std::net::IpAddr>()?).to_ip(),
+            )),
             path_mtu: Some(self.device.info().mtu),
             dest_qpn: Some(Qpn::new(qpn.parse()?)),
             rq_psn: Some(Psn::new(0)),

@@ -27,8 +27,6 @@ use crate::sync::MutexGuard;
 
 pub(crate) use pending::PendingRequests;
 
-const HOP_LIMIT: u8 = 64;
-
 /// Receives the events of connections. Called under the device's lock: it must not call the device.
 pub trait CmSink: Send + Sync {
     /// An event of the connection or listener named `token`.
@@ -81,14 +79,7 @@ impl Connections {
             self.cm.handle_mad(now, received.from, &received.mad);
         }
         while let Some(transmit) = self.cm.poll_transmit() {
-            let path = Path {
-                local: self.local,
-                remote: transmit.to,
-                traffic_class: 0,
-                hop_limit: HOP_LIMIT,
-                flow_label: 0,
-                link: None,
-            };
+            let path = Path::new(self.local, transmit.to);
             // What does not fit is lost, and retransmitted by the manager.
             endpoint.send_mad(path, transmit.mad);
         }

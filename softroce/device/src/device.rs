@@ -119,7 +119,7 @@ pub struct DeviceInfo {
     pub name: String,
     /// Its address and UDP port, shared by all processes of its group.
     pub address: SocketAddr,
-    /// Its only GID: that of the address.
+    /// The GID of the address.
     pub gid: Gid,
     /// The largest path MTU of its interface.
     pub mtu: Mtu,

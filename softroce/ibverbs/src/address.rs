@@ -9,6 +9,7 @@ use doorbell_softroce::Pd;
 use doorbell_verbs_sys::{IBV_WC_GRH, ibv_ah, ibv_ah_attr, ibv_context, ibv_grh, ibv_pd, ibv_wc};
 
 use crate::context::next_handle;
+use crate::gids::routable_index;
 use crate::protection::SoftPd;
 use crate::query::PORT;
 use crate::{attributes, errno};
@@ -67,12 +68,13 @@ unsafe fn reverse_path(wc: *const ibv_wc, grh: *const ibv_grh, port: u8) -> Opti
     }
     // SAFETY: the completion's flag says that the 40 bytes are there; read without alignment.
     let header = unsafe { grh.cast::<[u8; GRH_LEN]>().read_unaligned() };
-    let (source, _) = ip_header_addresses(&header)?;
+    let (source, destination) = ip_header_addresses(&header)?;
     // SAFETY: integers only.
     let mut attr: ibv_ah_attr = unsafe { core::mem::zeroed() };
     attr.is_global = 1;
     attr.port_num = port;
     attr.grh.dgid.raw = Gid::from(source).0;
+    attr.grh.sgid_index = routable_index(destination);
     attr.grh.hop_limit = HOP_LIMIT;
     Some(attr)
 }

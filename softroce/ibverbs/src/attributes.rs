@@ -1,14 +1,12 @@
 //! Conversion of queue pair attributes between the C struct and the engine's.
 
-use doorbell_roce_proto::qp::{Attributes, Modify, Path, RemoteAccess, State};
+use doorbell_roce_proto::qp::{Attributes, GidsUsed, Modify, Path, RemoteAccess, State};
 use doorbell_roce_proto::{Gid, Mtu, Psn, Qpn};
 use doorbell_softroce::{DeviceInfo, capacity};
 use doorbell_verbs_sys::*;
 
+use crate::gids::gid_table;
 use crate::query::PORT;
-
-/// Hop limit (TTL) of packets whose address vector has 0.
-const DEFAULT_HOP_LIMIT: u8 = 64;
 
 /// Without IBV_QP_ALT_PATH, IBV_QP_CAP and IBV_QP_RATE_LIMIT, which a soft device lacks.
 const SUPPORTED: u32 = IBV_QP_STATE
@@ -135,26 +133,28 @@ pub(crate) fn to_path(vector: &ibv_ah_attr, device: &DeviceInfo) -> Result<Path,
     if vector.port_num != PORT {
         return Err(AttributeError::Port);
     }
-    if vector.grh.sgid_index != 0 {
+    let local = device.address.ip();
+    let source_index = vector.grh.sgid_index;
+    if gid_table(local).nth(source_index.into()).is_none() {
         return Err(AttributeError::SourceGid);
     }
     // SAFETY: a GID is 16 bytes, whichever member of the union was written.
-    let remote = Gid(unsafe { vector.grh.dgid.raw }).to_ip();
-    let local = device.address.ip();
-    if remote.is_ipv4() != local.is_ipv4() || remote.is_unspecified() || remote.is_multicast() {
-        return Err(AttributeError::DestinationGid);
-    }
+    let gid = Gid(unsafe { vector.grh.dgid.raw });
+    let remote = gid.to_peer(local).ok_or(AttributeError::DestinationGid)?;
+    let path = Path::new(local, remote);
+    let link_local = gid != Gid::from(remote);
     Ok(Path {
-        local,
-        remote,
         traffic_class: vector.grh.traffic_class,
-        hop_limit: if vector.grh.hop_limit == 0 {
-            DEFAULT_HOP_LIMIT
-        } else {
-            vector.grh.hop_limit
+        hop_limit: match vector.grh.hop_limit {
+            0 => path.hop_limit,
+            given => given,
         },
         flow_label: vector.grh.flow_label,
-        link: None,
+        gids: GidsUsed {
+            source_index,
+            link_local,
+        },
+        ..path
     })
 }
 
@@ -206,13 +206,17 @@ fn from_access(access: RemoteAccess) -> u32 {
 }
 
 fn from_path(path: Option<&Path>) -> ibv_ah_attr {
+    let gid = |path: &Path| match path.gids.link_local {
+        true => Gid::link_local(path.remote),
+        false => Gid::from(path.remote),
+    };
     ibv_ah_attr {
         grh: ibv_global_route {
             dgid: ibv_gid {
-                raw: path.map_or([0; 16], |path| Gid::from(path.remote).0),
+                raw: path.map_or([0; 16], |path| gid(path).0),
             },
             flow_label: path.map_or(0, |path| path.flow_label),
-            sgid_index: 0,
+            sgid_index: path.map_or(0, |path| path.gids.source_index),
             hop_limit: path.map_or(0, |path| path.hop_limit),
             traffic_class: path.map_or(0, |path| path.traffic_class),
         },

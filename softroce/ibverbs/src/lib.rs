@@ -18,6 +18,7 @@ mod device_memory;
 mod errno;
 mod event;
 mod extended_cq;
+mod gids;
 mod post;
 mod protection;
 mod query;
@@ -31,6 +32,7 @@ pub use address::init_ah_from_wc;
 pub use context::device_of;
 pub use doorbell_softroce::{ConfigError, CopyMode, DeviceConfig, LinkChoice, OpenError};
 use doorbell_verbs_sys::{Api, Promise};
+pub use gids::{GID_TABLE_LEN, gid_table, routable_index};
 pub use registry::{AlreadyInUse, configure, copy_modes, last_open_error, process_group};
 
 /// The table, which the drop-in library's symbols call.

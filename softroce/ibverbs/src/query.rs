@@ -8,13 +8,14 @@ use doorbell_softroce::{capacity, clock};
 use doorbell_verbs_sys::{
     _compat_ibv_port_attr, IBV_ATOMIC_HCA, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MEM_WINDOW,
     IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_DEVICE_PORT_ACTIVE_EVENT, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SRQ_RESIZE,
-    IBV_DEVICE_SYS_IMAGE_GUID, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, IBV_PORT_DOWN,
-    IBV_PORT_IP_BASED_GIDS, IBV_VALUES_MASK_RAW_CLOCK, SOFT_VENDOR_ID, ibv_context, ibv_device_attr,
+    IBV_DEVICE_SYS_IMAGE_GUID, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE,
+    IBV_PORT_DOWN, IBV_PORT_IP_BASED_GIDS, IBV_VALUES_MASK_RAW_CLOCK, SOFT_VENDOR_ID, ibv_context, ibv_device_attr,
     ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_port_attr, ibv_query_device_ex_input, ibv_values_ex,
 };
 
 use crate::context::Context;
 use crate::errno;
+use crate::gids::{GID_TABLE_LEN, gid_table};
 
 pub(crate) const PORT: u8 = 1;
 
@@ -159,7 +160,7 @@ fn port_attributes(context: &Context) -> ibv_port_attr {
     };
     attr.max_mtu = mtu;
     attr.active_mtu = mtu;
-    attr.gid_tbl_len = 1;
+    attr.gid_tbl_len = GID_TABLE_LEN as c_int;
     attr.port_cap_flags = IBV_PORT_IP_BASED_GIDS;
     attr.max_msg_sz = capacity::MESSAGE;
     attr.pkey_tbl_len = 1;
@@ -204,31 +205,33 @@ pub(crate) unsafe extern "C" fn query_gid(
     index: c_int,
     gid: *mut ibv_gid,
 ) -> c_int {
-    if port != PORT || index != 0 {
+    let Some(index) = u32::try_from(index)
+        .ok()
+        .filter(|&index| port == PORT && index < GID_TABLE_LEN)
+    else {
         return errno::minus_one(libc::EINVAL);
-    }
-    // SAFETY: `context` is live by contract.
-    let device = &unsafe { Context::from_ptr(context) }.device;
-    let raw = if device.port().addressed {
-        device.info().gid.0
-    } else {
-        [0; 16]
     };
+    // SAFETY: `context` is live by contract.
+    let entry = gid_entries(unsafe { Context::from_ptr(context) }).nth(index as usize);
+    let found = entry.map_or(ibv_gid { raw: [0; 16] }, |entry| entry.gid);
     // SAFETY: writable by contract (man page).
-    unsafe { gid.write(ibv_gid { raw }) };
+    unsafe { gid.write(found) };
     0
 }
 
-/// The one entry of the GID table; `None` while the device's interface lacks its address.
-fn gid_entry(context: &Context) -> Option<ibv_gid_entry> {
-    let port = context.device.port();
-    port.addressed.then(|| ibv_gid_entry {
-        gid: ibv_gid {
-            raw: context.device.info().gid.0,
-        },
-        gid_index: 0,
+/// The entries of the GID table; none while the device's interface lacks its address.
+fn gid_entries(context: &Context) -> impl Iterator<Item = ibv_gid_entry> {
+    let (device, port) = (&context.device, context.device.port());
+    let table = port.addressed.then(|| gid_table(device.info().address.ip()));
+    let entries = table.into_iter().flatten().enumerate();
+    entries.map(move |(index, (gid, version))| ibv_gid_entry {
+        gid: ibv_gid { raw: gid.0 },
+        gid_index: index as u32,
         port_num: u32::from(PORT),
-        gid_type: IBV_GID_TYPE_ROCE_V2,
+        gid_type: match version {
+            1 => IBV_GID_TYPE_ROCE_V1,
+            _ => IBV_GID_TYPE_ROCE_V2,
+        },
         ndev_ifindex: port.interface,
     })
 }
@@ -251,14 +254,11 @@ pub(crate) unsafe extern "C" fn query_gid_ex(
     flags: u32,
     entry_size: usize,
 ) -> c_int {
-    if port != u32::from(PORT) || flags != 0 {
+    if port != u32::from(PORT) || flags != 0 || index >= GID_TABLE_LEN {
         return libc::EINVAL;
     }
-    if index != 0 {
-        return libc::ENODATA;
-    }
     // SAFETY: `context` is live by contract.
-    let Some(found) = gid_entry(unsafe { Context::from_ptr(context) }) else {
+    let Some(found) = gid_entries(unsafe { Context::from_ptr(context) }).nth(index as usize) else {
         return libc::ENODATA;
     };
     // SAFETY: `entry` has `entry_size` bytes.
@@ -266,7 +266,8 @@ pub(crate) unsafe extern "C" fn query_gid_ex(
     0
 }
 
-/// ibv_query_gid_table(3): the number of entries, or a negative errno value.
+/// ibv_query_gid_table(3): the number of entries, or a negative errno value: `EINVAL` when there is
+/// not space for all.
 pub(crate) unsafe extern "C" fn query_gid_table(
     context: *mut ibv_context,
     entries: *mut ibv_gid_entry,
@@ -274,19 +275,16 @@ pub(crate) unsafe extern "C" fn query_gid_table(
     flags: u32,
     entry_size: usize,
 ) -> isize {
-    if flags != 0 {
+    // SAFETY: `context` is live by contract.
+    let found: Vec<_> = gid_entries(unsafe { Context::from_ptr(context) }).collect();
+    if flags != 0 || max_entries < found.len().max(1) {
         return -(libc::EINVAL as isize);
     }
-    if max_entries == 0 {
-        return 0;
+    for (index, entry) in found.iter().enumerate() {
+        // SAFETY: there is space for `max_entries` entries of `entry_size` bytes.
+        unsafe { copy_prefix(entry, entries.byte_add(index * entry_size), entry_size) };
     }
-    // SAFETY: `context` is live by contract.
-    let Some(found) = gid_entry(unsafe { Context::from_ptr(context) }) else {
-        return 0;
-    };
-    // SAFETY: there is space for one entry of `entry_size` bytes.
-    unsafe { copy_prefix(&found, entries, entry_size) };
-    1
+    found.len() as isize
 }
 
 pub(crate) unsafe extern "C" fn query_pkey(

@@ -110,17 +110,19 @@ fn port_state(context: *mut ibv_context) -> ibv_port_state {
 }
 
 fn gids(context: *mut ibv_context) -> (isize, [u8; 16]) {
+    const INDEX: u32 = 3;
     let mut gid = MaybeUninit::<ibv_gid>::uninit();
-    let mut entry = MaybeUninit::<ibv_gid_entry>::uninit();
+    let mut entries = [const { MaybeUninit::<ibv_gid_entry>::uninit() }; 4];
+    let entry = entries[0].as_mut_ptr();
     let size = size_of::<ibv_gid_entry>();
-    // SAFETY: live, with room for one; filled on success.
+    // SAFETY: live, with room for all; filled on success.
     unsafe {
-        let count = api().query_gid_table.unwrap()(context, entry.as_mut_ptr(), 1, 0, size);
-        let found = api().query_gid_ex.unwrap()(context, 1, 0, entry.as_mut_ptr(), 0, size);
-        assert_eq!(found, if count == 1 { 0 } else { libc::ENODATA });
+        let count = api().query_gid_table.unwrap()(context, entry, entries.len(), 0, size);
+        let found = api().query_gid_ex.unwrap()(context, 1, INDEX, entry, 0, size);
+        assert_eq!(found, if count == 4 { 0 } else { libc::ENODATA });
         // The namespace's only interface.
-        assert!(count == 0 || entry.assume_init().ndev_ifindex == 1);
-        assert_eq!((api().query_gid)(context, 1, 0, gid.as_mut_ptr()), 0);
+        assert!(count == 0 || (*entry).ndev_ifindex == 1);
+        assert_eq!((api().query_gid)(context, 1, INDEX as i32, gid.as_mut_ptr()), 0);
         (count, gid.assume_init().raw)
     }
 }
@@ -148,7 +150,7 @@ fn inside() {
     };
     assert_eq!(port_state(one), IBV_PORT_ACTIVE);
     let (count, gid) = gids(one);
-    assert_eq!((count, &gid[12..]), (1, &address.octets()[..]));
+    assert_eq!((count, &gid[12..]), (4, &address.octets()[..]));
     // Busy-polling and asleep.
     for _ in 0..3 {
         set_up(false);
@@ -165,7 +167,7 @@ fn inside() {
     assert_eq!(port_state(one), IBV_PORT_ACTIVE);
     set_address(address, true);
     events(IBV_EVENT_GID_CHANGE);
-    assert_eq!(gids(one), (1, gid));
+    assert_eq!(gids(one), (4, gid));
     // SAFETY: live, and closed once.
     unsafe {
         assert_eq!((api().close_device)(one), 0);

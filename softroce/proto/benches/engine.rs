@@ -127,14 +127,7 @@ fn connected() -> [Node; 2] {
             write: true,
             atomic: true,
         };
-        let path = Path {
-            local: ADDRESSES[at],
-            remote: ADDRESSES[1 - at],
-            traffic_class: 0,
-            hop_limit: 64,
-            flow_label: 0,
-            link: None,
-        };
+        let path = Path::new(ADDRESSES[at], ADDRESSES[1 - at]);
         let steps = [
             Modify {
                 state: Some(State::Init),

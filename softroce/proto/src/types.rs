@@ -129,6 +129,37 @@ impl Gid {
         let v6 = Ipv6Addr::from(self.0);
         v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
     }
+
+    /// The link-local GID of an address: `fe80::/64` with, for IPv4, the EUI-64 of a locally
+    /// administered MAC (02:db and the address); for IPv6 with its interface identifier.
+    pub fn link_local(address: IpAddr) -> Self {
+        let identifier = match address {
+            IpAddr::V4(v4) => {
+                let [a, b, c, d] = v4.octets();
+                [0x00, 0xdb, a, 0xff, 0xfe, b, c, d]
+            }
+            IpAddr::V6(v6) => (v6.to_bits() as u64).to_be_bytes(),
+        };
+        let mut gid = [0; 16];
+        gid[..2].copy_from_slice(&[0xfe, 0x80]);
+        gid[8..].copy_from_slice(&identifier);
+        Self(gid)
+    }
+
+    /// The address of a peer with this GID, link-local or not, for a device with the address
+    /// `local`. `None` for one of the other family, and one that is not unicast.
+    pub fn to_peer(self, local: IpAddr) -> Option<IpAddr> {
+        let ip = match (local, self.0) {
+            (IpAddr::V4(_), [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x00, 0xdb, a, 0xff, 0xfe, b, c, d]) => [a, b, c, d].into(),
+            (IpAddr::V6(local), [0xfe, 0x80, 0, 0, 0, 0, 0, 0, ..]) => {
+                let identifier = u128::from_be_bytes(self.0) as u64;
+                Ipv6Addr::from(local.to_bits() >> 64 << 64 | u128::from(identifier)).into()
+            }
+            _ => self.to_ip(),
+        };
+        let suits = ip.is_ipv4() == local.is_ipv4() && !ip.is_unspecified() && !ip.is_multicast();
+        suits.then_some(ip)
+    }
 }
 
 impl From<IpAddr> for Gid {
@@ -178,5 +209,39 @@ mod tests {
         let v4: IpAddr = "10.9.0.1".parse().unwrap();
         assert_eq!(Gid::from(v4).to_ip(), v4);
         assert_eq!(Gid::from(v4).to_string(), "::ffff:10.9.0.1");
+    }
+
+    #[test]
+    fn both_gids_of_a_peer_are_its_address() {
+        let parse = |text: &str| text.parse::<IpAddr>().unwrap();
+        let cases = [
+            ("10.9.0.1", "10.9.0.2", "fe80::db:aff:fe09:2"),
+            (
+                "fd09:0:0:7::1",
+                "fd09:0:0:7:1234:5678:9abc:def0",
+                "fe80::1234:5678:9abc:def0",
+            ),
+            ("fe80::1", "fe80::2", "fe80::2"),
+            ("::1", "::1", "fe80::1"),
+        ];
+        for (local, peer, link_local) in cases.map(|(local, peer, gid)| (parse(local), parse(peer), gid)) {
+            assert_eq!(Gid::link_local(peer).to_string(), link_local);
+            assert_eq!(Gid::link_local(peer).to_peer(local), Some(peer));
+            assert_eq!(Gid::from(peer).to_peer(local), Some(peer));
+        }
+        // An adapter's, the other family, and no unicast addresses.
+        for gid in [
+            "fe80::1",
+            "fd09::1",
+            "::",
+            "::ffff:0.0.0.0",
+            "::ffff:224.0.0.1",
+            "fe80::db:ff:fe00:0",
+        ] {
+            assert_eq!(Gid::from(parse(gid)).to_peer(parse("10.9.0.1")), None, "{gid}");
+        }
+        for gid in ["::ffff:10.9.0.1", "::", "ff02::1"] {
+            assert_eq!(Gid::from(parse(gid)).to_peer(parse("fd09::1")), None, "{gid}");
+        }
     }
 }

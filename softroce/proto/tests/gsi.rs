@@ -22,14 +22,7 @@ const ENDS: [IpAddr; 2] = [
 ];
 
 fn path() -> Path {
-    Path {
-        local: ENDS[0],
-        remote: ENDS[1],
-        traffic_class: 0,
-        hop_limit: 64,
-        flow_label: 0,
-        link: None,
-    }
+    Path::new(ENDS[0], ENDS[1])
 }
 
 fn mad(byte: u8) -> Box<Mad> {

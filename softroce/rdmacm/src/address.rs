@@ -44,6 +44,11 @@ pub(crate) fn unspecified(like: IpAddr) -> IpAddr {
     }
 }
 
+/// Whether Linux's connection manager takes it for a wildcard (`cma_any_addr`).
+pub(crate) fn is_any(address: IpAddr) -> bool {
+    address.is_unspecified() || address.is_loopback()
+}
+
 pub(crate) fn is_local(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }

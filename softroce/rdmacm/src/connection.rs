@@ -24,7 +24,7 @@ use doorbell_verbs_sys::rdmacm::{
 use doorbell_verbs_sys::{IBV_EVENT_COMM_EST, IBV_QPT_UC, IBV_QPT_UD, ibv_event_type};
 
 use crate::channel::EventInfo;
-use crate::devices::{OpenDevice, all};
+use crate::devices::{OpenDevice, for_wildcard};
 use crate::errno::{self, Errno};
 use crate::id::{Phase, Shared, State, UnownedId, complete, shared};
 use crate::{dispatch, queue_pair, route};
@@ -80,7 +80,8 @@ fn cm_connection(state: &State) -> Result<(&'static OpenDevice, ConnectionId), E
     state.opened.zip(state.link.connection).ok_or(libc::EINVAL)
 }
 
-/// rdma_listen(3): on its device, or on all. `EADDRINUSE` when another process listens there too.
+/// rdma_listen(3): on its device, or on those of its wildcard. `EADDRINUSE` when another process
+/// listens there too.
 ///
 /// # Safety
 /// `id` is null or live and ours.
@@ -103,16 +104,11 @@ unsafe fn listen(id: *mut rdma_cm_id, backlog: c_int) -> Result<(), Errno> {
         .ok()
         .filter(|&backlog| backlog > 0)
         .unwrap_or(usize::MAX);
-    let v6_only = state.options.v6_only;
-    // The unspecified address of IPv6 includes IPv4 (ipv6(7), IPV6_V6ONLY).
-    let suits = |opened: &OpenDevice| opened.ip().is_ipv4() == local.is_ipv4() || local.is_ipv6() && !v6_only;
-    let opened: Vec<_> = match state.opened {
+    // Of a wildcard there may be none, as for Linux: then no request arrives.
+    let opened = match state.opened {
         Some(opened) => vec![opened],
-        None => all()?.iter().filter(|opened| suits(opened)).collect(),
+        None => for_wildcard(local.ip(), state.options.afonly(local.ip()))?,
     };
-    if opened.is_empty() {
-        return Err(libc::ENODEV);
-    }
     for opened in opened {
         match dispatch::listen(opened, service(shared.space, local.port()), backlog, &shared) {
             Ok(listener) => state.link.listeners.push((opened, listener)),

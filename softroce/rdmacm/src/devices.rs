@@ -2,7 +2,7 @@
 //! rdma_get_devices(3) says; and the selection of a device by address.
 
 use core::ffi::c_int;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +15,7 @@ use doorbell_softroce_ibverbs::{api, device_of};
 use doorbell_verbs_sys::{ibv_context, ibv_pd};
 use parking_lot::Mutex;
 
-use crate::address::{is_local, route_to};
+use crate::address::{is_any, is_local, route_to};
 use crate::dispatch::{self, Directory};
 use crate::errno::{self, Errno};
 
@@ -135,31 +135,55 @@ fn open_all() -> Vec<OpenDevice> {
     opened
 }
 
+/// The device at a source address; `None` for a wildcard: the unspecified addresses, and those of
+/// loopback without a device, as for Linux (`cma_any_addr`).
+///
 /// # Errors
 /// `EADDRNOTAVAIL` for an address not of this host, `ENODEV` for one without a soft device.
-pub(crate) fn with_address(address: IpAddr) -> Result<&'static OpenDevice, Errno> {
-    let found = all()?.iter().find(|opened| opened.ip() == address);
-    found.ok_or_else(|| match is_local(address) {
-        true => libc::ENODEV,
-        false => libc::EADDRNOTAVAIL,
-    })
+pub(crate) fn with_address(address: IpAddr) -> Result<Option<&'static OpenDevice>, Errno> {
+    if address.is_unspecified() {
+        return Ok(None);
+    }
+    match all().map(|opened| opened.iter().find(|opened| opened.ip() == address)) {
+        Ok(Some(found)) => Ok(Some(found)),
+        _ if address.is_loopback() => Ok(None),
+        Ok(None) if is_local(address) => Err(libc::ENODEV),
+        Ok(None) => Err(libc::EADDRNOTAVAIL),
+        Err(value) => Err(value),
+    }
 }
 
-/// The device that routes to `peer`: the one whose address the routing table selects as source; or
-/// the peer's own; or any loopback device, for loopback peers.
+/// The devices on which `local`, a wildcard, listens: those of its family, or all if it includes
+/// the other one (ipv6(7), IPV6_V6ONLY); for loopback those that [`device_for_peer`] selects from.
+///
+/// # Errors
+/// Those of [`all`].
+pub(crate) fn for_wildcard(local: IpAddr, afonly: bool) -> Result<Vec<&'static OpenDevice>, Errno> {
+    let opened = all()?;
+    let of_family = |opened: &&OpenDevice| opened.ip().is_ipv4() == local.is_ipv4();
+    let every = !afonly || local.is_loopback() && !opened.iter().any(|opened| of_family(&opened));
+    Ok(opened.iter().filter(|opened| every || of_family(opened)).collect())
+}
+
+/// The device that routes to `peer`: the peer's own; or the one whose address the routing table
+/// selects as source. A wildcard means this host: any device, preferably of its family. A loopback
+/// address is another process's device if one of this process is on loopback, and else a wildcard.
 ///
 /// # Errors
 /// Those of the routing table, or `ENODEV` when the route's interface has no soft device.
 pub(crate) fn device_for_peer(peer: IpAddr) -> Result<&'static OpenDevice, Errno> {
     let opened = all()?;
-    if let Some(own) = opened.iter().find(|opened| opened.ip() == peer) {
+    let at = |ip| opened.iter().find(|opened| opened.ip() == ip);
+    if let Some(own) = at(peer) {
         return Ok(own);
     }
-    let source = route_to(peer)?;
-    let by = |suits: &dyn Fn(IpAddr) -> bool| opened.iter().find(|opened| suits(opened.ip()));
-    by(&|ip| ip == source)
-        .or_else(|| by(&|ip| source.is_loopback() && ip.is_loopback() && ip.is_ipv4() == source.is_ipv4()))
-        .ok_or(libc::ENODEV)
+    if is_any(peer) {
+        let other_family = |ip: IpAddr| ip.is_ipv4() != peer.is_ipv4();
+        let preference = |ip: IpAddr| (other_family(ip), ip != Ipv4Addr::LOCALHOST, !ip.is_loopback());
+        let best = opened.iter().min_by_key(|opened| preference(opened.ip()));
+        return best.ok_or(libc::ENODEV);
+    }
+    at(route_to(peer)?).ok_or(libc::ENODEV)
 }
 
 pub(crate) fn of_context(context: *mut ibv_context) -> Result<&'static OpenDevice, Errno> {

@@ -17,6 +17,7 @@ use doorbell_roce_proto::cm::{
     CmEvent, ConnectRequest, ConnectionId, IpHeader, ListenerId, PeerReply, PeerRequest, ServiceId, SidrReply,
     SidrRequest, SidrStatus,
 };
+use doorbell_roce_proto::qp::Path;
 use doorbell_verbs_sys::rdmacm::{
     RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_RESPONSE, RDMA_CM_EVENT_DISCONNECTED,
     RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_TIMEWAIT_EXIT, RDMA_CM_EVENT_UNREACHABLE,
@@ -29,9 +30,6 @@ use crate::devices::OpenDevice;
 use crate::errno::Errno;
 use crate::id::{Phase, Shared, UnownedId};
 use crate::queue_pair::address_vector;
-
-/// TTL or hop limit of datagrams to a peer resolved by SIDR.
-const HOP_LIMIT: u8 = 64;
 
 #[derive(Default)]
 pub(crate) struct Directory {
@@ -245,7 +243,7 @@ fn sidr_requested(
         link,
         service,
         private_data,
-        Param::Ud(datagrams(peer, Qpn::new(0), 0)),
+        Param::Ud(datagrams(opened, peer, Qpn::new(0), 0)),
     );
 }
 
@@ -305,17 +303,17 @@ fn sidr_replied(opened: &OpenDevice, id: ConnectionId, reply: SidrReply) {
     shared.notify(EventInfo {
         kind,
         status,
-        param: Param::Ud(datagrams(peer, reply.qpn, reply.qkey)),
+        param: Param::Ud(datagrams(opened, peer, reply.qpn, reply.qkey)),
         private_data: reply.private_data,
         child: None,
     });
 }
 
-fn datagrams(peer: IpAddr, qpn: Qpn, qkey: u32) -> rdma_ud_param {
+fn datagrams(opened: &OpenDevice, peer: IpAddr, qpn: Qpn, qkey: u32) -> rdma_ud_param {
     rdma_ud_param {
         private_data: ptr::null(),
         private_data_len: 0,
-        ah_attr: address_vector(peer, 0, HOP_LIMIT),
+        ah_attr: address_vector(&Path::new(opened.ip(), peer)),
         qp_num: qpn.get(),
         qkey,
     }

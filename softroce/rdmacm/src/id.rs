@@ -5,7 +5,7 @@
 //! threads modify is in [`Shared`], under a lock.
 
 use core::ffi::{c_int, c_void};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 use std::sync::Arc;
 
@@ -73,9 +73,17 @@ pub(crate) enum Phase {
 pub(crate) struct Options {
     pub(crate) traffic_class: u8,
     pub(crate) reuse: bool,
-    pub(crate) v6_only: bool,
+    /// Set by RDMA_OPTION_ID_AFONLY.
+    afonly: Option<bool>,
     /// A code of 5 bits.
     pub(crate) ack_timeout: Option<u8>,
+}
+
+impl Options {
+    /// Whether `local` excludes the other family. By default IPv4 does, as in Linux.
+    pub(crate) fn afonly(&self, local: IpAddr) -> bool {
+        self.afonly.unwrap_or(local.is_ipv4())
+    }
 }
 
 pub(crate) struct State {
@@ -487,7 +495,7 @@ unsafe fn set_option(
             }
             match option {
                 RDMA_OPTION_ID_REUSEADDR => state.options.reuse = set,
-                _ => state.options.v6_only = set,
+                _ => state.options.afonly = Some(set),
             }
         }
         (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH) => return Err(libc::ENOSYS),

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::LazyLock;
 
@@ -16,38 +16,59 @@ use crate::errno::Errno;
 /// The range for port 0: Linux's default (ip(7), `ip_local_port_range`).
 const EPHEMERAL: RangeInclusive<u16> = 32_768..=60_999;
 
-struct Bound {
-    ip: IpAddr,
-    shared: bool,
+/// How a port is used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Claim {
+    /// A device's, or the unspecified one for all wildcards.
+    pub(crate) ip: IpAddr,
+    /// RDMA_OPTION_ID_REUSEADDR.
+    pub(crate) shared: bool,
+    /// RDMA_OPTION_ID_AFONLY.
+    pub(crate) afonly: bool,
+}
+
+impl Claim {
+    /// As Linux's `cma_check_port`.
+    fn check(&self, other: &Self) -> Result<(), Errno> {
+        let disjoint = self.afonly && other.afonly && self.ip.is_ipv4() != other.ip.is_ipv4();
+        if disjoint || self.shared && other.shared {
+            return Ok(());
+        }
+        match self.ip.is_unspecified() || other.ip.is_unspecified() {
+            true => Err(libc::EADDRNOTAVAIL),
+            false if self.ip == other.ip => Err(libc::EADDRINUSE),
+            false => Ok(()),
+        }
+    }
 }
 
 type Key = (rdma_port_space, u16);
 
-static BOUND: LazyLock<Mutex<HashMap<Key, Vec<Bound>>>> = LazyLock::new(Mutex::default);
+static BOUND: LazyLock<Mutex<HashMap<Key, Vec<Claim>>>> = LazyLock::new(Mutex::default);
 
 #[derive(Debug)]
 pub(crate) struct PortBinding {
     key: Key,
-    ip: IpAddr,
-    shared: bool,
+    claim: Claim,
 }
 
 impl PortBinding {
-    /// Port 0 is any free one. Shared only if all users allow it (RDMA_OPTION_ID_REUSEADDR).
+    /// Port 0 is any free one. Shared only if all users allow it (RDMA_OPTION_ID_REUSEADDR), or if
+    /// they are of different families and exclude the other one (RDMA_OPTION_ID_AFONLY).
     ///
     /// # Errors
-    /// `EADDRINUSE` when it is bound at an overlapping address, `EADDRNOTAVAIL` when none is free.
-    pub(crate) fn new(space: rdma_port_space, address: SocketAddr, shared: bool) -> Result<Self, Errno> {
+    /// `EADDRINUSE` when it is bound at the same address, `EADDRNOTAVAIL` when one of the two is a
+    /// wildcard, and when none is free.
+    pub(crate) fn new(space: rdma_port_space, port: u16, claim: Claim) -> Result<Self, Errno> {
         let mut bound = BOUND.lock();
-        let ip = address.ip();
-        let mut try_bind = |port| try_bind(&mut bound, (space, port), ip, shared);
-        if address.port() != 0 {
-            return try_bind(address.port()).ok_or(libc::EADDRINUSE);
+        let mut try_bind = |port| try_bind(&mut bound, (space, port), claim);
+        if port != 0 {
+            return try_bind(port);
         }
         let count = EPHEMERAL.len();
-        let first = RandomState::new().hash_one(address) as usize % count;
+        let first = RandomState::new().hash_one(claim.ip) as usize % count;
         let mut ports = (0..count).map(|n| *EPHEMERAL.start() + ((first + n) % count) as u16);
-        ports.find_map(try_bind).ok_or(libc::EADDRNOTAVAIL)
+        ports.find_map(|port| try_bind(port).ok()).ok_or(libc::EADDRNOTAVAIL)
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -55,22 +76,18 @@ impl PortBinding {
     }
 }
 
-fn try_bind(bound: &mut HashMap<Key, Vec<Bound>>, key: Key, ip: IpAddr, shared: bool) -> Option<PortBinding> {
+fn try_bind(bound: &mut HashMap<Key, Vec<Claim>>, key: Key, claim: Claim) -> Result<PortBinding, Errno> {
     let others = bound.entry(key).or_default();
-    let overlaps = |other: &Bound| other.ip == ip || other.ip.is_unspecified() || ip.is_unspecified();
-    if others.iter().any(|other| overlaps(other) && !(other.shared && shared)) {
-        return None;
-    }
-    others.push(Bound { ip, shared });
-    Some(PortBinding { key, ip, shared })
+    others.iter().try_for_each(|other| claim.check(other))?;
+    others.push(claim);
+    Ok(PortBinding { key, claim })
 }
 
 impl Drop for PortBinding {
     fn drop(&mut self) {
         let mut bound = BOUND.lock();
         let Some(all) = bound.get_mut(&self.key) else { return };
-        let own = |other: &Bound| other.ip == self.ip && other.shared == self.shared;
-        if let Some(index) = all.iter().position(own) {
+        if let Some(index) = all.iter().position(|other| *other == self.claim) {
             all.swap_remove(index);
         }
         if all.is_empty() {
@@ -85,38 +102,35 @@ mod tests {
 
     use super::*;
 
-    fn at(text: &str) -> SocketAddr {
-        text.parse().unwrap()
+    fn bind(space: rdma_port_space, ip: &str, port: u16, shared: bool) -> Result<PortBinding, Errno> {
+        let ip: IpAddr = ip.parse().unwrap();
+        let afonly = ip.is_ipv4();
+        PortBinding::new(space, port, Claim { ip, shared, afonly })
     }
 
     #[test]
     fn a_port_is_bound_once_for_each_address() {
-        let first = PortBinding::new(RDMA_PS_TCP, at("10.0.0.1:7471"), false).unwrap();
-        assert_eq!(
-            PortBinding::new(RDMA_PS_TCP, at("10.0.0.1:7471"), false).unwrap_err(),
-            libc::EADDRINUSE
-        );
-        assert_eq!(
-            PortBinding::new(RDMA_PS_TCP, at("0.0.0.0:7471"), true).unwrap_err(),
-            libc::EADDRINUSE
-        );
-        let _other_address = PortBinding::new(RDMA_PS_TCP, at("10.0.0.2:7471"), false).unwrap();
-        let _other_space = PortBinding::new(RDMA_PS_UDP, at("10.0.0.1:7471"), false).unwrap();
+        let first = bind(RDMA_PS_TCP, "10.0.0.1", 7471, false).unwrap();
+        let again = |ip, shared| bind(RDMA_PS_TCP, ip, 7471, shared).unwrap_err();
+        assert_eq!(again("10.0.0.1", false), libc::EADDRINUSE);
+        assert_eq!(again("0.0.0.0", true), libc::EADDRNOTAVAIL);
+        assert_eq!(again("::", false), libc::EADDRNOTAVAIL);
+        let _other_address = bind(RDMA_PS_TCP, "10.0.0.2", 7471, false).unwrap();
+        let _other_space = bind(RDMA_PS_UDP, "10.0.0.1", 7471, false).unwrap();
         drop(first);
-        assert!(PortBinding::new(RDMA_PS_TCP, at("10.0.0.1:7471"), false).is_ok());
+        bind(RDMA_PS_TCP, "10.0.0.1", 7471, false).unwrap();
     }
 
     #[test]
     fn port_is_shared_with_reuseaddr() {
-        let _one = PortBinding::new(RDMA_PS_TCP, at("10.0.1.1:7472"), true).unwrap();
-        let _two = PortBinding::new(RDMA_PS_TCP, at("10.0.1.1:7472"), true).unwrap();
-        assert!(PortBinding::new(RDMA_PS_TCP, at("10.0.1.1:7472"), false).is_err());
+        let [_one, _two] = [0; 2].map(|_| bind(RDMA_PS_TCP, "10.0.1.1", 7472, true).unwrap());
+        assert!(bind(RDMA_PS_TCP, "10.0.1.1", 7472, false).is_err());
     }
 
     #[test]
     fn port_0_is_any_free_one() {
         let bindings: Vec<_> = (0..100)
-            .map(|_| PortBinding::new(RDMA_PS_TCP, at("10.0.2.1:0"), false).unwrap())
+            .map(|_| bind(RDMA_PS_TCP, "10.0.2.1", 0, false).unwrap())
             .collect();
         let mut ports: Vec<_> = bindings.iter().map(PortBinding::port).collect();
         ports.sort_unstable();

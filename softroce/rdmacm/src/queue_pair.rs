@@ -1,14 +1,13 @@
 //! Queue pairs of identifiers, and their state transitions with the connection.
 
 use core::ffi::{c_int, c_void};
-use std::net::IpAddr;
 use std::ptr;
 
 use doorbell_roce_proto::Gid;
 use doorbell_roce_proto::cm::Parameters;
 use doorbell_roce_proto::qp::Path;
 use doorbell_roce_proto::wire::Transport;
-use doorbell_softroce_ibverbs::api;
+use doorbell_softroce_ibverbs::{api, routable_index};
 use doorbell_verbs_sys::inline::verbs_get_ctx;
 use doorbell_verbs_sys::rdmacm::{RDMA_UDP_QKEY, rdma_cm_id};
 use doorbell_verbs_sys::*;
@@ -403,13 +402,7 @@ fn rights(parameters: &Parameters) -> u32 {
 }
 
 fn ready_to_receive(attr: &mut ibv_qp_attr, parameters: &Parameters) -> u32 {
-    let Path {
-        remote,
-        traffic_class,
-        hop_limit,
-        ..
-    } = parameters.path;
-    attr.ah_attr = address_vector(remote, traffic_class, hop_limit);
+    attr.ah_attr = address_vector(&parameters.path);
     attr.path_mtu = parameters.mtu as ibv_mtu;
     attr.dest_qp_num = parameters.dest_qpn.get();
     attr.rq_psn = parameters.rq_psn.get();
@@ -436,16 +429,16 @@ fn ready_to_send(attr: &mut ibv_qp_attr, parameters: &Parameters) -> u32 {
     mask | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC
 }
 
-pub(crate) fn address_vector(remote: IpAddr, traffic_class: u8, hop_limit: u8) -> ibv_ah_attr {
+pub(crate) fn address_vector(path: &Path) -> ibv_ah_attr {
     ibv_ah_attr {
         grh: ibv_global_route {
             dgid: ibv_gid {
-                raw: Gid::from(remote).0,
+                raw: Gid::from(path.remote).0,
             },
             flow_label: 0,
-            sgid_index: 0,
-            hop_limit,
-            traffic_class,
+            sgid_index: routable_index(path.local),
+            hop_limit: path.hop_limit,
+            traffic_class: path.traffic_class,
         },
         dlid: 0,
         sl: 0,

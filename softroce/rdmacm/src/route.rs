@@ -2,7 +2,7 @@
 //! is immediate, yet reported by an event.
 
 use core::ffi::c_int;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use doorbell_verbs_sys::rdmacm::{
 };
 use libc::sockaddr;
 
-use crate::address::{self, unspecified};
+use crate::address::{self, is_any, unspecified};
 use crate::channel::EventInfo;
-use crate::devices::{device_for_peer, with_address};
+use crate::devices::{OpenDevice, device_for_peer, with_address};
 use crate::errno::{self, Errno};
 use crate::id::{PKEY, Phase, Shared, State, complete, shared};
-use crate::ports::PortBinding;
+use crate::ports::{Claim, PortBinding};
 
 const HOP_LIMIT: u8 = 64;
 /// Selector value "exactly" (IBTA vol 1, 15.2.5.16).
@@ -27,7 +27,7 @@ const RATE: u8 = 7;
 const PACKET_LIFE_TIME: u8 = 16;
 
 /// rdma_bind_addr(3): `EADDRNOTAVAIL` for an address not of this host, `ENODEV` for one without a
-/// soft device, `EADDRINUSE` for a bound port.
+/// soft device, unless it is a wildcard; those of [`PortBinding::new`] for a bound port.
 ///
 /// # Safety
 /// `id` is null or live and ours; `address` is null, or an address of the family that it names.
@@ -48,11 +48,14 @@ pub(crate) fn bind(shared: &Shared, state: &mut State, address: SocketAddr) -> R
     if state.phase != Phase::Idle {
         return Err(libc::EINVAL);
     }
-    let opened = match address.ip().is_unspecified() {
-        true => None,
-        false => Some(with_address(address.ip())?),
+    let opened = with_address(address.ip())?;
+    let claimed = opened.map_or_else(|| unspecified(address.ip()), OpenDevice::ip);
+    let claim = Claim {
+        ip: claimed,
+        shared: state.options.reuse,
+        afonly: state.options.afonly(address.ip()),
     };
-    let binding = PortBinding::new(shared.space, address, state.options.reuse)?;
+    let binding = PortBinding::new(shared.space, address.port(), claim)?;
     let port = binding.port();
     state.binding = Some(binding);
     shared.set_local(state, SocketAddr::new(address.ip(), port));
@@ -114,8 +117,9 @@ fn resolve_device(shared: &Arc<Shared>, state: &mut State, peer: SocketAddr) -> 
         Some(opened) => opened,
         None => device_for_peer(peer.ip())?,
     };
-    // The unspecified address means this host (rdma_resolve_addr(3), as INADDR_ANY for connect(2)).
-    let peer = match peer.ip().is_unspecified() {
+    // A wildcard means this host, but loopback beside a loopback device can be another process's.
+    let other = [peer.ip(), opened.ip()].iter().all(IpAddr::is_loopback) && peer.is_ipv4() == opened.ip().is_ipv4();
+    let peer = match is_any(peer.ip()) && !other {
         true => SocketAddr::new(opened.ip(), peer.port()),
         false => peer,
     };

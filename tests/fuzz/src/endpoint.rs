@@ -104,12 +104,8 @@ fn attributes(peer: (IpAddr, Qpn), link: Option<LinkId>) -> Modify {
             atomic: true,
         }),
         path: Some(Path {
-            local: OURS,
-            remote: peer.0,
-            traffic_class: 0,
-            hop_limit: 64,
-            flow_label: 0,
             link,
+            ..Path::new(OURS, peer.0)
         }),
         path_mtu: Some(MTU),
         dest_qpn: Some(peer.1),

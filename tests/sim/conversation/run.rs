@@ -358,14 +358,7 @@ impl<'a> RunningEnd<'a> {
             max_dest_rd_atomic,
             ..
         } = *self.end;
-        let path = Path {
-            local: addresses[node],
-            remote: addresses[peer.end.node],
-            traffic_class: 0,
-            hop_limit: 64,
-            flow_label: 0,
-            link: None,
-        };
+        let path = Path::new(addresses[node], addresses[peer.end.node]);
         [
             Modify {
                 state: Some(State::Init),

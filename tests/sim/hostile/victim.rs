@@ -68,14 +68,7 @@ pub(super) fn connect(local: IpAddr, remote: IpAddr, peer: Qpn, max_dest_rd_atom
         },
         Modify {
             state: Some(State::Rtr),
-            path: Some(Path {
-                local,
-                remote,
-                traffic_class: 0,
-                hop_limit: 64,
-                flow_label: 0,
-                link: None,
-            }),
+            path: Some(Path::new(local, remote)),
             path_mtu: Some(MTU),
             dest_qpn: Some(peer),
             rq_psn: Some(FIRST_PSN),

@@ -354,14 +354,7 @@ impl End {
 
     fn destination(&self, peer: IpAddr, qpn: Qpn) -> Destination {
         Destination {
-            path: Path {
-                local: self.address,
-                remote: peer,
-                traffic_class: 0,
-                hop_limit: 64,
-                flow_label: 0,
-                link: None,
-            },
+            path: Path::new(self.address, peer),
             qpn,
             qkey: QKEY,
         }

@@ -489,7 +489,8 @@ fn choose_gid(settings: &Settings, device: &Device, layer: LinkLayer) -> Result<
     }
     if settings.ipv6 {
         let gids = context.gids(port).map_err(refused)?;
-        let found = gids.into_iter().find(|entry| entry.gid.to_ip().is_ipv6());
+        // The last one, as tables begin with the default GIDs, which are link-local.
+        let found = gids.into_iter().rfind(|entry| entry.gid.to_ip().is_ipv6());
         return found.map(Some).ok_or_else(|| {
             Failure::test(format!(
                 "--ipv6: {} port {port} has no GID of an IPv6 address",

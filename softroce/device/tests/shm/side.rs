@@ -302,14 +302,7 @@ impl Side {
             },
             Modify {
                 state: Some(State::Rtr),
-                path: Some(Path {
-                    local: address,
-                    remote: address,
-                    traffic_class: 0,
-                    hop_limit: 64,
-                    flow_label: 0,
-                    link: None,
-                }),
+                path: Some(Path::new(address, address)),
                 path_mtu: Some(self.device.info().mtu),
                 dest_qpn: Some(Qpn::new(peer.qpn)),
                 rq_psn: Some(Psn::new(0)),

@@ -74,6 +74,9 @@ pub(crate) fn open(name: &str) -> Result<*mut ibv_context, c_int> {
     }
 }
 
+/// The GID index of the address with RoCE v2.
+const ROUTABLE: u8 = 3;
+
 pub(crate) fn errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap()
 }
@@ -92,6 +95,7 @@ pub(crate) struct Setup {
     pub(crate) min_rnr_timer: u8,
     pub(crate) sig_all: bool,
     pub(crate) qp_type: ibv_qp_type,
+    pub(crate) source_index: u8,
     /// Created by ibv_create_qp_ex for these operations.
     pub(crate) send_ops: Option<u32>,
     /// Completion queue created by ibv_create_cq_ex, with these fields.
@@ -112,6 +116,7 @@ impl Default for Setup {
             min_rnr_timer: 1,
             sig_all: false,
             qp_type: IBV_QPT_RC,
+            source_index: ROUTABLE,
             send_ops: None,
             wc_flags: None,
         }
@@ -179,10 +184,14 @@ impl Side {
     }
 
     pub(crate) fn gid(&self) -> ibv_gid {
+        self.gid_at(ROUTABLE)
+    }
+
+    pub(crate) fn gid_at(&self, index: u8) -> ibv_gid {
         let mut gid = MaybeUninit::uninit();
         // SAFETY: the context is live; filled on success.
         unsafe {
-            assert_eq!((api().query_gid)(self.context, 1, 0, gid.as_mut_ptr()), 0);
+            assert_eq!((api().query_gid)(self.context, 1, index.into(), gid.as_mut_ptr()), 0);
             gid.assume_init()
         }
     }
@@ -406,6 +415,7 @@ pub(crate) fn rtr_attr(setup: &Setup, gid: ibv_gid, qpn: u32, rq_psn: u32) -> ib
     attr.ah_attr.is_global = 1;
     attr.ah_attr.port_num = 1;
     attr.ah_attr.grh.dgid = gid;
+    attr.ah_attr.grh.sgid_index = setup.source_index;
     attr.ah_attr.grh.hop_limit = 1;
     attr.ah_attr.grh.flow_label = 0x54321;
     attr

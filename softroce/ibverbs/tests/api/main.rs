@@ -4,6 +4,7 @@ pub(crate) mod common;
 mod completion;
 mod extended_cq;
 mod faults;
+mod gids;
 mod memory;
 mod objects;
 mod operations;

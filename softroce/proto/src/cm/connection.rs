@@ -32,8 +32,6 @@ const MAX_PEER_INTERVAL: Duration = Duration::from_nanos((4096 << 20) + (4096 <<
 const MAX_MRA: Duration = Duration::from_secs(300);
 /// The target ACK delay of a soft device, as in ibv_query_device(3): 134 ms.
 const ACK_DELAY: u8 = 15;
-/// TTL or hop limit of paths whose requests carry none.
-pub(super) const HOP_LIMIT: u8 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
@@ -541,12 +539,8 @@ pub(super) fn passive_parameters(
     Parameters {
         transport,
         path: Path {
-            local,
-            remote,
             traffic_class: req.primary.traffic_class,
-            hop_limit: HOP_LIMIT,
-            flow_label: 0,
-            link: None,
+            ..Path::new(local, remote)
         },
         mtu,
         dest_qpn: req.qpn,

@@ -230,12 +230,9 @@ impl Cm {
         connection.parameters = Some(Parameters {
             transport: request.transport,
             path: Path {
-                local: self.config.address,
-                remote: peer,
                 traffic_class: request.traffic_class,
                 hop_limit: request.hop_limit,
-                flow_label: 0,
-                link: None,
+                ..Path::new(self.config.address, peer)
             },
             mtu: request.mtu,
             dest_qpn: Qpn::new(0),

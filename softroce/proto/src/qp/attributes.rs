@@ -82,6 +82,15 @@ pub struct LinkProgress {
     pub taken: u64,
 }
 
+/// How an address vector names the two ends, for queries; packets have their addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct GidsUsed {
+    /// The source GID's index.
+    pub source_index: u8,
+    /// The destination GID is the link-local one.
+    pub link_local: bool,
+}
+
 /// The path to the peer: an address vector under RoCEv2.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Path {
@@ -97,6 +106,23 @@ pub struct Path {
     pub flow_label: u32,
     /// The lossless link that packets take instead of UDP, chosen by the owner at both ends.
     pub link: Option<LinkId>,
+    /// The GIDs of the address vector.
+    pub gids: GidsUsed,
+}
+
+impl Path {
+    /// With the traffic class 0 and the usual hop limit, over UDP.
+    pub fn new(local: IpAddr, remote: IpAddr) -> Self {
+        Self {
+            local,
+            remote,
+            traffic_class: 0,
+            hop_limit: 64,
+            flow_label: 0,
+            link: None,
+            gids: GidsUsed::default(),
+        }
+    }
 }
 
 /// The attributes of one modify: `Some` is a bit in the mask of ibv_modify_qp(3).

@@ -15,7 +15,7 @@ mod unreliable;
 use core::net::IpAddr;
 
 pub use attributes::{
-    Attributes, LinkId, LinkProgress, Modify, ModifyError, Path, QpInit, RemoteAccess, State, ack_timeout,
+    Attributes, GidsUsed, LinkId, LinkProgress, Modify, ModifyError, Path, QpInit, RemoteAccess, State, ack_timeout,
 };
 
 pub use peer_port::FIRST_ENTROPY_PORT;

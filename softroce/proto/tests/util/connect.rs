@@ -30,12 +30,8 @@ impl Pair {
         Modify {
             state: Some(State::Rtr),
             path: Some(Path {
-                local: self.nodes[at].address,
-                remote: peer.address,
-                traffic_class: 0,
-                hop_limit: 64,
-                flow_label: 0,
                 link: link_to(1 - at),
+                ..Path::new(self.nodes[at].address, peer.address)
             }),
             path_mtu: Some(self.setup.mtu),
             dest_qpn: Some(peer.qpn),

@@ -288,12 +288,10 @@ impl Pair {
         let (node, peer) = (&self.nodes[at], &self.nodes[1 - at]);
         Destination {
             path: Path {
-                local: node.address,
-                remote: peer.address,
                 traffic_class: 3,
                 hop_limit: 9,
-                flow_label: 0,
                 link: link_to(1 - at),
+                ..Path::new(node.address, peer.address)
             },
             qpn: peer.qpn,
             qkey: QKEY,

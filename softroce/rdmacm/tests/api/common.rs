@@ -4,7 +4,7 @@
 
 use std::env;
 use std::ffi::c_int;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -66,6 +66,15 @@ pub(crate) fn sys(address: SocketAddr) -> SockaddrStorage {
 /// A pointer to an address, for calls that only read it.
 pub(crate) fn at(address: &SockaddrStorage) -> *mut libc::sockaddr {
     address.as_ptr().cast_mut()
+}
+
+/// # Safety
+/// `address` is live, and as long as its family requires.
+pub(crate) unsafe fn address(address: *const libc::sockaddr) -> SocketAddr {
+    // SAFETY: by contract.
+    let storage = unsafe { SockaddrStorage::from_raw(address, None) }.unwrap();
+    let v4 = storage.as_sockaddr_in().map(|v4| SocketAddrV4::from(*v4).into());
+    v4.unwrap_or_else(|| SocketAddrV6::from(*storage.as_sockaddr_in6().unwrap()).into())
 }
 
 #[derive(Clone, Copy)]

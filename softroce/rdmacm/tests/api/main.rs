@@ -4,3 +4,4 @@ mod asynchronous;
 mod common;
 mod refusals;
 mod synchronous;
+mod wildcards;

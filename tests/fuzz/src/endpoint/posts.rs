@@ -142,12 +142,5 @@ impl World {
 }
 
 fn path(remote: IpAddr) -> Path {
-    Path {
-        local: OURS,
-        remote,
-        traffic_class: 0,
-        hop_limit: 64,
-        flow_label: 0,
-        link: None,
-    }
+    Path::new(OURS, remote)
 }
