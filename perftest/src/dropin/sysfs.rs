@@ -71,30 +71,33 @@ const RATE: u64 = 40_000_000_000;
 
 fn query_device(context: Context) -> Result<(bool, u64, Vec<Address>), doorbell_verbs::DeviceError> {
     let PortAttr { state, bits_per_s, .. } = context.port(PORT)?;
-    let gids = context.gids(PORT)?.iter().map(Address::of).collect();
+    let gids = context.gids(PORT)?.into_iter().map(Address::of).collect();
     Ok((state == PortState::Active, bits_per_s.unwrap_or(RATE), gids))
 }
 
 impl Address {
-    fn new(index: u32, address: IpAddr, is_v2: bool, interface: Option<String>) -> Self {
+    fn new(index: u32, address: IpAddr, is_v2: bool, interface: u32) -> Self {
         Self {
             index,
             address,
             kind: if is_v2 { "RoCE v2" } else { "IB/RoCE v1" },
-            interface,
+            interface: if_indextoname(interface).ok().and_then(|name| name.into_string().ok()),
         }
     }
 
-    fn of(entry: &GidEntry) -> Self {
-        let interface = if_indextoname(entry.interface).ok();
-        let interface = interface.and_then(|name| name.into_string().ok());
-        Self::new(entry.index, entry.gid.to_ip(), entry.kind == GidType::RoceV2, interface)
+    fn of(entry: GidEntry) -> Self {
+        Self::new(
+            entry.index,
+            entry.gid.to_ip(),
+            entry.kind == GidType::RoceV2,
+            entry.interface,
+        )
     }
 
-    /// The entries of a device at an address that cannot be queried.
+    /// The entries of a device at an address, of an unknown interface.
     fn all(address: IpAddr) -> impl Iterator<Item = Self> {
         let table = (0..).zip(gid_table(address));
-        table.map(|(index, (gid, version))| Self::new(index, gid.to_ip(), version == 2, None))
+        table.map(|(index, (gid, version))| Self::new(index, gid.to_ip(), version == 2, 0))
     }
 
     /// In the notation of sysfs: eight groups of four digits.

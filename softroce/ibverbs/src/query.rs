@@ -221,8 +221,8 @@ pub(crate) unsafe extern "C" fn query_gid(
 
 /// The entries of the GID table; none while the device's interface lacks its address.
 fn gid_entries(context: &Context) -> impl Iterator<Item = ibv_gid_entry> {
-    let port = context.device.port();
-    let table = port.addressed.then(|| gid_table(context.device.info().address.ip()));
+    let (device, port) = (&context.device, context.device.port());
+    let table = port.addressed.then(|| gid_table(device.info().address.ip()));
     let entries = table.into_iter().flatten().enumerate();
     entries.map(move |(index, (gid, version))| ibv_gid_entry {
         gid: ibv_gid { raw: gid.0 },

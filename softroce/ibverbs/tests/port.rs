@@ -121,8 +121,7 @@ fn gids(context: *mut ibv_context) -> (isize, [u8; 16]) {
         let found = api().query_gid_ex.unwrap()(context, 1, INDEX, entry, 0, size);
         assert_eq!(found, if count == 4 { 0 } else { libc::ENODATA });
         // The namespace's only interface.
-        let filled = &entries[..count as usize];
-        assert!(filled.iter().all(|entry| entry.assume_init().ndev_ifindex == 1));
+        assert!(count == 0 || (*entry).ndev_ifindex == 1);
         assert_eq!((api().query_gid)(context, 1, INDEX as i32, gid.as_mut_ptr()), 0);
         (count, gid.assume_init().raw)
     }
