@@ -262,7 +262,7 @@ fn is_descriptor_limit(error: &io::Error) -> bool {
     )
 }
 
-/// Limits what strangers can write to a log.
+/// Limits the lines that refused clients cause.
 #[derive(Debug, Default)]
 struct Refusals {
     second_began: Option<Instant>,

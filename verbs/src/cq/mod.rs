@@ -228,9 +228,9 @@ impl<Q: PollBackend> Poller<Q> {
         !self.entries_to_release.is_empty() || self.table.shared.has_detached()
     }
 
-    /// After a poll that took `taken` completions or more, the last in the queue if `emptied`; those
-    /// of earlier polls have been yielded. Releases what waits for the completions of destroyed
-    /// queue pairs: a queue in steady use may never be found empty.
+    /// After a poll that took `taken` completions or more, the last in the queue if `emptied`;
+    /// those of earlier polls have been yielded. Releases what waits for the completions of
+    /// destroyed queue pairs: a queue in steady use may never be found empty.
     #[cold]
     fn drain(&mut self, taken: u64, emptied: bool) {
         let taken_until = if emptied { u64::MAX } else { self.taken };
