@@ -46,7 +46,7 @@ static void open_all(void)
 	CHECK((srq = ibv_create_srq(pd, &shared)));
 	init.send_cq = init.recv_cq = cq;
 	CHECK((qp = ibv_create_qp(pd, &init)));
-	CHECK(!ibv_query_gid(context, 1, 0, &gid));
+	CHECK(!ibv_query_gid(context, 1, 3, &gid));
 	memcpy(&here.v4.sin_addr, gid.raw + 12, 4);
 	CHECK((manager = rdma_create_event_channel()) && !rdma_create_id(manager, &id, NULL, RDMA_PS_TCP));
 	CHECK(!rdma_bind_addr(id, &here.any) && !rdma_listen(id, 1));
