@@ -65,6 +65,9 @@ pub(crate) struct Rig {
     ports: AtomicU16,
 }
 
+/// The soft device's address with RoCE v2 (decision 077): what other devices reach.
+const SOFT_GID: u32 = 3;
+
 struct EndEnvironment {
     prefix: Vec<String>,
     gid: Gid,
@@ -143,7 +146,10 @@ impl Rig {
     fn ends(&self, environment: Environment) -> Result<[EndEnvironment; 2]> {
         let soft = |options: &[&str], host| EndEnvironment {
             prefix: self.under_doorbell(options),
-            gid: Gid { device: None, index: 0 },
+            gid: Gid {
+                device: None,
+                index: SOFT_GID,
+            },
             host,
         };
         let twice = |options: &[&str]| [(); 2].map(|()| soft(options, "127.0.0.1"));
