@@ -163,7 +163,7 @@ fn a_departure_is_never_overlooked() {
         let mut poll_registry = || {
             if registry.has_changed() {
                 registry.clear_changed();
-                let (gone, left) = registry.lock().apply_changes(&mut table);
+                let (gone, left) = registry.lock().apply_changes(&mut table, 0);
                 assert_eq!(left, 0);
                 departed += gone.len();
             }
