@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 use std::sync::Arc;
 
+use doorbell_roce_proto::wire::HOP_LIMIT;
 use doorbell_verbs_sys::rdmacm::{
     RDMA_CM_EVENT_ADDR_ERROR, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_ROUTE_RESOLVED, ibv_sa_path_rec, rdma_cm_id,
 };
@@ -18,7 +19,6 @@ use crate::errno::{self, Errno};
 use crate::id::{PKEY, Phase, Shared, State, complete, shared};
 use crate::ports::{Claim, PortBinding};
 
-const HOP_LIMIT: u8 = 64;
 /// Selector value "exactly" (IBTA vol 1, 15.2.5.16).
 const EXACTLY: u8 = 2;
 /// The code of 40 Gb/s (`IBV_RATE_40_GBPS`).

@@ -4,6 +4,7 @@ use core::net::IpAddr;
 use core::time::Duration;
 
 use crate::memory::PdId;
+use crate::wire::HOP_LIMIT;
 use crate::wire::Transport;
 use crate::work::{CqId, SrqId};
 use crate::{Mtu, Psn, Qpn};
@@ -117,7 +118,7 @@ impl Path {
             local,
             remote,
             traffic_class: 0,
-            hop_limit: 64,
+            hop_limit: HOP_LIMIT,
             flow_label: 0,
             link: None,
             gids: GidsUsed::default(),

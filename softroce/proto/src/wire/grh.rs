@@ -17,7 +17,8 @@ pub const GRH_LEN: usize = 40;
 const UDP: u8 = 17;
 const UDP_HEADER: usize = 8;
 const IPV4_HEADER: usize = 20;
-const HOP_LIMIT: u8 = 64;
+/// The usual TTL or hop limit.
+pub const HOP_LIMIT: u8 = 64;
 
 /// The IP header of a datagram with `payload_len` bytes of UDP payload.
 pub fn ip_header(src: IpAddr, dst: IpAddr, payload_len: usize) -> [u8; GRH_LEN] {

@@ -25,7 +25,7 @@ pub use atomic_ack_eth::AtomicAckEth;
 pub use atomic_eth::AtomicEth;
 pub use bth::{Bth, DEFAULT_PKEY};
 pub use deth::Deth;
-pub use grh::{GRH_LEN, ip_header, ip_header_addresses};
+pub use grh::{GRH_LEN, HOP_LIMIT, ip_header, ip_header_addresses};
 pub use ieth::Ieth;
 pub use imm_dt::ImmDt;
 pub use opcode::{Layout, Opcode, Operation, Position, Transport};
