@@ -18,11 +18,15 @@ fn copies_do_not_wait_for_a_launch_that_waits() {
             .args(["check", "--quick", "--only", "full"])
             .envs(environment(ExecutionMode::Prompt, 2))
             .env("DOORBELL_STANDIN", "prompt,devices=2,queue=64")
+            .env("DOORBELL_GPU_CONTEXT", "separate")
             .env("DOORBELL_LINK", link)
             .output()
             .unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
-        assert!(said.matches("PASS").count() == 2 && output.status.success(), "{link}: {said}");
+        assert!(
+            said.matches("PASS").count() == 2 && output.status.success(),
+            "{link}: {said}"
+        );
     }
 }
 

@@ -104,6 +104,11 @@ fn device(args: &DropinArgs) -> Result<(Vec<Variable>, Vec<DeviceConfig>), Failu
     if let Some(port) = args.port {
         variables.push(("DOORBELL_SOFT_PORT", port.to_string().into()));
     }
+    // The program's kernels may wait for messages while its launches wait for the kernels.
+    const CONTEXT: &str = "DOORBELL_GPU_CONTEXT";
+    if env::var_os(CONTEXT).is_none_or(|value| value.is_empty()) {
+        variables.push((CONTEXT, "separate".into()));
+    }
     for (name, value) in [("DOORBELL_LINK", &args.link), ("DOORBELL_FAULTS", &args.faults)] {
         variables.extend(value.as_ref().map(|value| (name, value.into())));
     }

@@ -28,6 +28,9 @@ pub struct DeviceConfig {
     pub pcap: Option<PathBuf>,
     /// The copy mode for payloads to other processes of this host; `None` for the best available.
     pub copy_mode: Option<CopyMode>,
+    /// Copies of GPU memory that `cuMemMap` mapped are made in a CUDA context of their own, by all
+    /// devices of the process (decision 080).
+    pub separate_gpu_context: bool,
     /// How long the progress thread busy-polls after the last traffic before it sleeps.
     pub spin: Duration,
 }
@@ -58,6 +61,7 @@ impl DeviceConfig {
             faults: FaultConfig::default(),
             pcap: None,
             copy_mode: None,
+            separate_gpu_context: false,
             spin: SPIN,
         }
     }
@@ -92,6 +96,7 @@ impl DeviceConfig {
     /// - `DOORBELL_SOFT_PORT`: the UDP port;
     /// - `DOORBELL_LINK`: `udp` or `local`, to use that link alone;
     /// - `DOORBELL_COPY`: `shared` or `ring`, to use that copy mode alone;
+    /// - `DOORBELL_GPU_CONTEXT`: `program` or `separate`, the CUDA context of copies;
     /// - `DOORBELL_FAULTS`: the faults, such as `drop=0.05,seed=7` ([`FaultConfig`]);
     /// - `DOORBELL_PCAP`: the capture file; each of several devices adds its name, as in
     ///   `file-soft1.pcap`.
@@ -134,6 +139,16 @@ impl DeviceConfig {
             let reason = "is not a copy mode; valid values: shared, ring";
             let unknown = || ConfigError::new("DOORBELL_COPY", &value, reason);
             pattern.copy_mode = Some(mode.ok_or_else(unknown)?);
+        }
+        if let Some(value) = set("DOORBELL_GPU_CONTEXT") {
+            pattern.separate_gpu_context = match value.as_str() {
+                "program" => false,
+                "separate" => true,
+                _ => {
+                    let reason = "is not a context; valid values: program, separate";
+                    return Err(ConfigError::new("DOORBELL_GPU_CONTEXT", &value, reason));
+                }
+            };
         }
         if let Some(value) = set("DOORBELL_FAULTS") {
             pattern.faults = value
@@ -295,6 +310,7 @@ mod tests {
             ("DOORBELL_FAULTS", "lose=1", "no fault is called"),
             ("DOORBELL_LINK", "shm", "is not a link"),
             ("DOORBELL_COPY", "vm", "is not a copy mode"),
+            ("DOORBELL_GPU_CONTEXT", "own", "is not a context"),
         ] {
             let error = devices(&[(name, value)]).unwrap_err();
             assert!(

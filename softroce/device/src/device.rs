@@ -191,6 +191,9 @@ impl Device {
         })?;
         endpoint.add_qpn_block(block);
         let host = Arc::new(host);
+        if config.separate_gpu_context {
+            crate::gpu::separate_contexts();
+        }
         let found = DeviceConfig {
             address: Some(address.ip()),
             ..config.clone()

@@ -202,12 +202,16 @@ fn mixes(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>
 /// waits, which holds the lock of its context.
 fn full(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>> {
     const LEN: usize = 1 << 20;
-    if memory::is_of_the_program_only() {
+    if memory::is_copied_in_the_programs_context() {
         return Ok(None);
     }
     let mut pair = Pair::new(options, address, two, 2 << 20)?;
     let gpu = pair.local.regions.len() - 1;
-    let part = Part { region: gpu, at: 4096, len: LEN };
+    let part = Part {
+        region: gpu,
+        at: 4096,
+        len: LEN,
+    };
     // Imports are not made while a launch waits: what they need of the driver may wait for it.
     pair.exchange(Op::Read, part, part, false)?;
     let (here, there) = (pair.seed(), pair.seed());

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) use doorbell_cuda::FreesDeferred;
 use doorbell_cuda::{
@@ -68,6 +69,17 @@ impl UsedContext {
     }
 }
 
+/// Whether mapped memory is copied in separate contexts, in all devices of the process.
+static SEPARATE: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn separate_contexts() {
+    SEPARATE.store(true, Ordering::Relaxed);
+}
+
+fn is_primary_of(is_mapped: bool) -> bool {
+    !is_mapped || !SEPARATE.load(Ordering::Relaxed)
+}
+
 /// The context for copies of a device's memory: the program's own, or for mapped memory, which all
 /// contexts can use, a separate one, whose copies do not wait for the program's launches.
 fn context(driver: Driver, ordinal: usize, is_primary: bool) -> Result<Context, Error> {
@@ -119,10 +131,10 @@ pub(crate) fn find(addr: u64, len: usize) -> Result<Located, NoMemory> {
     };
     let primary = context(driver, ordinal, true)?;
     let info = primary.pointer_info(address)?.ok_or(NoMemory::Unknown)?;
-    let context = if info.is_mapped {
-        context(driver, ordinal, false)?
-    } else {
+    let context = if is_primary_of(info.is_mapped) {
         primary
+    } else {
+        context(driver, ordinal, false)?
     };
     let around = info.allocation.filter(|(base, size)| {
         let offset = addr.wrapping_sub(base.0);
@@ -199,7 +211,11 @@ impl Memory {
             return Ok(None);
         };
         let ordinal = device.unwrap_or(first.ordinal());
-        let context = &context(first.driver(), ordinal, matches!(handle, Handle::Ipc(_)))?;
+        let context = &context(
+            first.driver(),
+            ordinal,
+            is_primary_of(matches!(handle, Handle::Descriptor(_))),
+        )?;
         let (backing, is_mapped) = match handle {
             Handle::Descriptor(fd) => (Backing::Imported(DeviceMemory::import(context, fd.as_fd(), len)?), true),
             Handle::Ipc(bytes) => {
@@ -526,7 +542,9 @@ impl Engine {
 
     pub(crate) fn copy_up(&mut self, into: (&Memory, usize), at: usize, len: usize) -> Result<(), DriverError> {
         let (memory, offset) = into;
-        let in_words = [memory.address() as usize + offset, len].iter().all(|at| at.is_multiple_of(4));
+        let in_words = [memory.address() as usize + offset, len]
+            .iter()
+            .all(|at| at.is_multiple_of(4));
         if len <= MAX_WRITTEN && in_words && self.small.wait_for_turns(memory) {
             self.ring(memory)?;
             let Some(ring) = self.ring.clone() else { return Ok(()) };

@@ -40,7 +40,7 @@ use crate::links::shm_ring::segment::{self, SegmentId};
 
 pub(crate) use copies::{Copies, CopyOwner, CopyRequest, StagedCopy, Target};
 use cuda::NoMemory;
-pub(crate) use cuda::{FreesDeferred, Memory, PreparedDevice, is_possible};
+pub(crate) use cuda::{FreesDeferred, Memory, PreparedDevice, is_possible, separate_contexts};
 pub(crate) use pins::Bounds;
 pub(crate) use udp_staging::{UdpPinned, UdpStaging};
 
