@@ -5,7 +5,6 @@ use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) use doorbell_cuda::FreesDeferred;
 use doorbell_cuda::{
@@ -14,6 +13,8 @@ use doorbell_cuda::{
 };
 use parking_lot::Mutex;
 
+pub(crate) use super::contexts::separate_contexts;
+use super::contexts::{self, context, is_primary_of};
 use super::copies::CopyOp;
 use super::small::{Block, SmallCopyDevice, SmallCopyDevices, start_small_copies};
 use super::udp_staging::{StagedWrite, UdpPinned};
@@ -51,62 +52,6 @@ pub(crate) struct Memory {
 enum Backing {
     Ours(Foreign),
     Imported(DeviceMemory),
-}
-
-/// The contexts of devices with registered memory, in order of first use. Held for good.
-static USED: Mutex<Vec<UsedContext>> = Mutex::new(Vec::new());
-
-#[derive(Clone)]
-struct UsedContext {
-    context: Context,
-    /// The program's, not a separate one (decision 080).
-    is_primary: bool,
-}
-
-impl UsedContext {
-    fn is(&self, ordinal: usize, is_primary: bool) -> bool {
-        self.context.device().ordinal() == ordinal && self.is_primary == is_primary
-    }
-}
-
-/// Whether mapped memory is copied in separate contexts, in all devices of the process.
-static SEPARATE: AtomicBool = AtomicBool::new(false);
-
-pub(crate) fn separate_contexts() {
-    SEPARATE.store(true, Ordering::Relaxed);
-}
-
-fn is_primary_of(is_mapped: bool) -> bool {
-    !is_mapped || !SEPARATE.load(Ordering::Relaxed)
-}
-
-/// The context for copies of a device's memory: the program's own, or for mapped memory, which all
-/// contexts can use, a separate one, whose copies do not wait for the program's launches.
-fn context(driver: Driver, ordinal: usize, is_primary: bool) -> Result<Context, Error> {
-    let mut used = USED.lock();
-    if let Some(found) = used.iter().find(|used| used.is(ordinal, is_primary)) {
-        return Ok(found.context.clone());
-    }
-    let device = driver.device(ordinal)?;
-    let context = if is_primary {
-        device.context()?
-    } else {
-        device.separate_context()?
-    };
-    let others = used.iter().map(|other| &other.context);
-    for other in others.filter(|other| other.device() != device) {
-        // Without peer access the driver stages through the host.
-        for (one, other) in [(&context, other), (other, &context)] {
-            if let Err(error) = one.enable_peer_access(other) {
-                tracing::debug!("{error}");
-            }
-        }
-    }
-    used.push(UsedContext {
-        context: context.clone(),
-        is_primary,
-    });
-    Ok(context)
 }
 
 /// Whether CUDA is installed. Loads the driver.
@@ -207,7 +152,7 @@ impl Memory {
     /// Imports another process's memory for copies on `device`, or on the first with registered
     /// memory; `None` where there is none.
     pub(crate) fn import(handle: &Handle, len: usize, device: Option<usize>) -> Result<Option<Self>, DriverError> {
-        let Some(first) = USED.lock().first().map(|used| used.context.device()) else {
+        let Some(first) = contexts::first() else {
             return Ok(None);
         };
         let ordinal = device.unwrap_or(first.ordinal());

@@ -14,6 +14,8 @@
 
 #[cfg(feature = "cuda")]
 mod claim;
+#[cfg(feature = "cuda")]
+mod contexts;
 mod copies;
 pub(crate) mod deferred;
 mod pins;
