@@ -304,6 +304,10 @@ impl Qp {
         shared.flush(core);
         if modify.state == Some(State::Reset) {
             shared.wait_for_copies(Some(self.number), None);
+            if result.is_ok() {
+                self.send_cq.remove_of(self.number);
+                self.recv_cq.remove_of(self.number);
+            }
         }
         result
     }

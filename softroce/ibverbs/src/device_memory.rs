@@ -56,24 +56,31 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     0
 }
 
-fn errno_of(copied: Result<(), OutOfRange>) -> c_int {
-    match copied {
+/// Adapters copy words of this many bytes.
+const WORD: u64 = 4;
+
+/// `EINVAL` for what is not whole words, `EFAULT` beyond the end: as with an adapter.
+fn copy(offset: u64, length: usize, run: impl FnOnce() -> Result<(), OutOfRange>) -> c_int {
+    if !offset.is_multiple_of(WORD) || !(length as u64).is_multiple_of(WORD) {
+        return libc::EINVAL;
+    }
+    match run() {
         Ok(()) => 0,
         Err(OutOfRange) => libc::EFAULT,
     }
 }
 
-/// `EFAULT` beyond the end.
+/// See [`copy`].
 unsafe extern "C" fn memcpy_to_dm(dm: *mut ibv_dm, offset: u64, host_addr: *const c_void, length: usize) -> c_int {
     if length == 0 {
         return 0;
     }
     // SAFETY: readable by contract, and not modified during the call; `dm` is live and ours.
     let (dm, bytes) = unsafe { (handle(dm), slice::from_raw_parts(host_addr.cast(), length)) };
-    errno_of(dm.write(offset, bytes))
+    copy(offset, length, || dm.write(offset, bytes))
 }
 
-/// `EFAULT` beyond the end.
+/// See [`copy`].
 unsafe extern "C" fn memcpy_from_dm(host_addr: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> c_int {
     if length == 0 {
         return 0;
@@ -81,5 +88,5 @@ unsafe extern "C" fn memcpy_from_dm(host_addr: *mut c_void, dm: *mut ibv_dm, off
     // SAFETY: writable by contract, and not used otherwise during the call; `dm` is live and ours.
     // Any byte is initialised memory of u8.
     let (dm, bytes) = unsafe { (handle(dm), slice::from_raw_parts_mut(host_addr.cast(), length)) };
-    errno_of(dm.read(offset, bytes))
+    copy(offset, length, || dm.read(offset, bytes))
 }
