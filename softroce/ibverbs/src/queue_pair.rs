@@ -17,8 +17,8 @@ use doorbell_verbs_sys::{
 
 use crate::completion::SoftCq;
 use crate::context::{Context, await_acknowledged, next_handle};
+use crate::domain::SoftPd;
 use crate::event::token_of;
-use crate::protection::SoftPd;
 use crate::shared_receive::SoftSrq;
 use crate::wr::{self, Stage};
 use crate::{attributes, errno};

@@ -12,9 +12,10 @@ use doorbell_verbs_sys::{
 };
 
 use crate::context::{Context, await_acknowledged, next_handle};
+use crate::domain::SoftPd;
 use crate::errno;
 use crate::event::token_of;
-use crate::protection::{SoftPd, errno_of_limit};
+use crate::protection::errno_of_limit;
 
 #[repr(C)]
 pub(crate) struct SoftSrq {

@@ -14,9 +14,10 @@ use doorbell_verbs_sys::{
 };
 
 use crate::context::next_handle;
+use crate::domain::SoftPd;
 use crate::errno;
 use crate::post::errno_of;
-use crate::protection::{SoftPd, errno_of_limit};
+use crate::protection::errno_of_limit;
 use crate::queue_pair::SoftQp;
 
 #[repr(C)]

@@ -2,11 +2,14 @@
 
 pub(crate) mod common;
 mod completion;
+mod domains;
 mod extended_cq;
 mod faults;
 mod gids;
+mod import;
 mod memory;
 mod objects;
+mod on_demand;
 mod operations;
 mod passive;
 mod shared;
