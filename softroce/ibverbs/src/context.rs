@@ -13,7 +13,7 @@ use doorbell_verbs_sys::{ibv_context, ibv_context_ops, ibv_device, verbs_context
 use crate::device_file::DeviceFile;
 use crate::registry::SoftDevice;
 use crate::{
-    completion, device_memory, domain, errno, extended_cq, post, protection, query, queue_pair, shared_receive, window,
+    completion, device_memory, domain, errno, extended_cq, post, protection, query, queue_pair, shared_receive, window, xrc,
 };
 
 #[repr(C)]
@@ -98,6 +98,9 @@ fn open(file: Arc<DeviceFile>, cmd_fd: impl FnOnce() -> OwnedFd) -> *mut ibv_con
     verbs.alloc_td = Some(domain::alloc_td);
     verbs.dealloc_td = Some(domain::dealloc_td);
     verbs.alloc_parent_domain = Some(domain::alloc_parent_domain);
+    verbs.open_xrcd = Some(xrc::open_xrcd);
+    verbs.close_xrcd = Some(xrc::close_xrcd);
+    verbs.get_srq_num = Some(xrc::get_srq_num);
     let cmd_fd = cmd_fd();
     verbs.sz = size_of::<verbs_context>();
     verbs.context = ibv_context {

@@ -28,7 +28,7 @@ pub(crate) struct DeviceFile {
 }
 
 /// Device and inode number, unique while the file is open.
-type Inode = (u64, u64);
+pub(crate) type Inode = (u64, u64);
 
 static FILES: Mutex<Vec<Weak<DeviceFile>>> = Mutex::new(Vec::new());
 
@@ -74,7 +74,7 @@ impl DeviceFile {
     }
 }
 
-fn inode_of(fd: RawFd) -> Option<Inode> {
+pub(crate) fn inode_of(fd: RawFd) -> Option<Inode> {
     let mut found = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: there is space for what fstat(2) writes, which fails if `fd` is no descriptor.
     if unsafe { libc::fstat(fd, found.as_mut_ptr()) } != 0 {

@@ -29,6 +29,7 @@ mod registry;
 mod shared_receive;
 mod window;
 mod wr;
+mod xrc;
 
 pub use address::init_ah_from_wc;
 pub use context::{device_of, import_device};

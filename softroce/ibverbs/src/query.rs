@@ -8,7 +8,7 @@ use doorbell_softroce::{capacity, clock};
 use doorbell_verbs_sys::{
     _compat_ibv_port_attr, IBV_ATOMIC_HCA, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MEM_WINDOW,
     IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_DEVICE_PORT_ACTIVE_EVENT, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SRQ_RESIZE,
-    IBV_DEVICE_SYS_IMAGE_GUID, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_ODP_SUPPORT,
+    IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_XRC, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_ODP_SUPPORT,
     IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV, IBV_ODP_SUPPORT_SEND,
     IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE, IBV_PORT_ACTIVE, IBV_PORT_DOWN, IBV_PORT_IP_BASED_GIDS,
     IBV_VALUES_MASK_RAW_CLOCK, SOFT_VENDOR_ID, ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid,
@@ -76,6 +76,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     // SAFETY: `context` is live by contract.
     attributes.orig_attr = device_attributes(unsafe { Context::from_ptr(context) });
     attributes.odp_caps = ON_DEMAND;
+    attributes.xrc_odp_caps = ON_DEMAND.per_transport_caps.rc_odp_caps;
     attributes.completion_timestamp_mask = u64::MAX;
     attributes.hca_core_clock = clock::TICK_KHZ;
     attributes.max_dm_size = capacity::DEVICE_MEMORY as u64;
@@ -131,6 +132,7 @@ fn device_attributes(context: &Context) -> ibv_device_attr {
             | IBV_DEVICE_RC_RNR_NAK_GEN
             | IBV_DEVICE_SRQ_RESIZE
             | IBV_DEVICE_MEM_WINDOW
+            | IBV_DEVICE_XRC
             | IBV_DEVICE_MEM_WINDOW_TYPE_2B,
         max_sge: capacity::SGES as c_int,
         max_sge_rd: capacity::SGES as c_int,

@@ -16,6 +16,7 @@ mod shared;
 mod unreliable;
 mod windows;
 mod wr;
+mod xrc;
 
 use common::*;
 use doorbell_softroce_ibverbs::DeviceConfig;
