@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::process;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -22,6 +23,8 @@ use crate::registry::SoftDevice;
 /// What the contexts of one device file share.
 pub(crate) struct DeviceFile {
     inode: Inode,
+    /// Not a child of fork(2), which has the file too.
+    process: u32,
     pub(crate) soft: &'static SoftDevice,
     /// Each is an [`Object`], owned by its C structs.
     objects: Mutex<HashMap<u32, Weak<dyn Any + Send + Sync>>>,
@@ -47,6 +50,7 @@ impl DeviceFile {
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let file = Arc::new(Self {
             inode: inode_of(fd.as_raw_fd()).ok_or(libc::EBADF)?,
+            process: process::id(),
             soft,
             objects: Mutex::default(),
         });
@@ -64,7 +68,7 @@ impl DeviceFile {
         let inode = inode_of(fd).ok_or(libc::EINVAL)?;
         let files = FILES.lock();
         let mut open = files.iter().filter_map(Weak::upgrade);
-        open.find(|file| file.inode == inode).ok_or(libc::EOPNOTSUPP)
+        open.find(|file| (file.inode, file.process) == (inode, process::id())).ok_or(libc::EOPNOTSUPP)
     }
 
     /// The object with this handle, if it is of this type.
