@@ -21,7 +21,7 @@ use crate::srq::{SharedQueue, SrqAttributes, SrqError, SrqInit};
 use crate::table::QpTable;
 use crate::timer::Timers;
 use crate::wire::{self, Packet};
-use crate::work::{Completion, CqId, Destination, PostError, ReceiveRequest, SendRequest, SrqId};
+use crate::work::{Completion, CqId, Destination, PostError, ReceiveRequest, Remote, SendRequest, SrqId};
 use crate::{Instant, Qpn};
 
 pub use config::{EndpointConfig, LinkCapabilities};
@@ -229,7 +229,9 @@ impl Endpoint {
     /// # Errors
     /// When it does not exist, or a queue pair uses it.
     pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), SrqError> {
-        self.out.srqs.remove(srq)
+        self.out.srqs.remove(srq)?;
+        self.qps.iter_mut().for_each(|qp| qp.discard_receives_of(srq));
+        Ok(())
     }
 
     /// Queues a send request; its ACK timer starts with its first packet. In SQD it waits for the
@@ -258,20 +260,29 @@ impl Endpoint {
         request: &SendRequest<'_>,
         to: &Destination,
     ) -> Result<(), PostError> {
+        self.post_to(qpn, request, &Remote::Datagram(*to))
+    }
+
+    /// Queues a request of an XRC initiator or a SEND of a UD queue pair, with its remote end;
+    /// otherwise as [`post_send`](Self::post_send).
+    ///
+    /// # Errors
+    /// When it is refused, as for any other queue pair; nothing was queued.
+    pub fn post_to(&mut self, qpn: Qpn, request: &SendRequest<'_>, to: &Remote) -> Result<(), PostError> {
         let (index, qp) = find(&mut self.qps, qpn).ok_or(PostError::UnknownQp)?;
-        qp.post_datagram(request, to, &mut self.out)?;
+        qp.post_to(request, to, &mut self.out)?;
         self.active.add(index);
         Ok(())
     }
 
-    /// Whether [`post_send`](Self::post_send), or [`post_datagram`](Self::post_datagram) for a
-    /// `datagram`, would accept a request after `ahead` others.
+    /// Whether [`post_send`](Self::post_send), or [`post_to`](Self::post_to) for a `remote` end,
+    /// would accept a request after `ahead` others.
     ///
     /// # Errors
     /// The reason for which it would be refused.
-    pub fn check_send(&self, qpn: Qpn, request: &SendRequest<'_>, datagram: bool, ahead: u32) -> Result<(), PostError> {
+    pub fn check_send(&self, qpn: Qpn, request: &SendRequest<'_>, remote: bool, ahead: u32) -> Result<(), PostError> {
         let qp = self.qps.find(qpn).and_then(|index| self.qps.get(index));
-        qp.ok_or(PostError::UnknownQp)?.check_post(request, datagram, ahead)
+        qp.ok_or(PostError::UnknownQp)?.check_post(request, remote, ahead)
     }
 
     /// Queues a receive request. In ERR it is flushed at once.

@@ -95,6 +95,10 @@ impl QpTable {
         self.slots.get_mut(index as usize)?.as_mut()
     }
 
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut QueuePair> {
+        self.slots.iter_mut().flatten()
+    }
+
     /// The entry of a number; allocates a page for its block.
     fn entry_mut(&mut self, qpn: Qpn) -> &mut u32 {
         let page = &mut self.page_index[QpnBlock::of(qpn).index()];
@@ -134,6 +138,7 @@ mod tests {
             signal_all: false,
             transport: Transport::Rc,
             srq: None,
+            xrc_domain: None,
             ack_before_requests: false,
         };
         table

@@ -2,17 +2,21 @@
 
 pub(crate) mod common;
 mod completion;
+mod domains;
 mod extended_cq;
 mod faults;
 mod gids;
+mod import;
 mod memory;
 mod objects;
+mod on_demand;
 mod operations;
 mod passive;
 mod shared;
 mod unreliable;
 mod windows;
 mod wr;
+mod xrc;
 
 use common::*;
 use doorbell_softroce_ibverbs::DeviceConfig;

@@ -13,6 +13,7 @@ const ALL: Rights = Rights {
     remote_read: true,
     remote_atomic: true,
     bind: true,
+    on_demand: false,
 };
 /// The queue pair through which peers access memory.
 const VIA: AccessContext = AccessContext {
