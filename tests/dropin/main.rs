@@ -2,6 +2,7 @@
 //! system's, C programs, sysfs, signals and exit statuses.
 
 mod command;
+mod faults;
 mod layout;
 mod programs;
 mod suite;

@@ -1,13 +1,14 @@
 //! `doorbell run` and `doorbell env`: unmodified libibverbs programs on the userspace device.
 //!
 //! The loader finds links to the drop-in library by `LD_LIBRARY_PATH`
-//! (docs/decisions/031-doorbell-run.md). `library` finds the drop-in libraries, `folder` makes the
+//! (docs/decisions/031-doorbell-run.md). `options` has the devices, `library` finds the drop-in libraries, `folder` makes the
 //! links, `owner` records the owners, `sysfs` has the files that the preloaded library presents,
 //! `program` checks the program, `child` runs it.
 
 mod child;
 mod folder;
 mod library;
+mod options;
 mod owner;
 mod program;
 mod sysfs;
@@ -17,6 +18,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use doorbell_softroce::clock::ticks;
 use doorbell_softroce_ibverbs::DeviceConfig;
 
 use crate::cli::{DropinArgs, EnvArgs, RunArgs};
@@ -33,7 +35,7 @@ type Variable = (&'static str, OsString);
 /// [`Failure::Usage`] when the device options are invalid; [`Failure::NotRun`] when the command was
 /// not started.
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
-    let (device, configs) = device(&args.device)?;
+    let (device, configs) = options::devices(&args.device)?;
     let (name, arguments) = args
         .command
         .split_first()
@@ -43,7 +45,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     }
     let folder = folder::temporary().map_err(own)?;
     let variables = environment(folder.path(), &args.device, &configs)?;
-    let ended = child::run(name, arguments, variables.into_iter().chain(device), |pid| {
+    // Outages begin in all of its processes at once.
+    let start = ("DOORBELL_START", ticks().to_string().into());
+    let ended = child::run(name, arguments, variables.into_iter().chain(device).chain([start]), |pid| {
         // Without this record, the folder may be removed when this program is killed and the
         // command is not.
         let _ = owner::add(folder.path(), pid);
@@ -57,7 +61,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
 /// [`Failure::Usage`] as for [`run`]; [`Failure::NotRun`] when the folder cannot be created;
 /// [`Failure::Test`] when stdout cannot be written.
 pub(crate) fn env(args: &EnvArgs) -> Result<(), Failure> {
-    let (device, configs) = device(&args.device)?;
+    let (device, configs) = options::devices(&args.device)?;
     let folder = folder::permanent().map_err(own)?;
     let variables = environment(&folder, &args.device, &configs)?;
     let lines: Result<Vec<String>, Failure> = variables
@@ -92,29 +96,6 @@ fn environment(folder: &Path, args: &DropinArgs, configs: &[DeviceConfig]) -> Re
         variables.push(("DOORBELL_SOFT_ADDR", address.to_string().into()));
     }
     Ok(variables)
-}
-
-/// The variables for the options, and the devices that result together with the environment.
-fn device(args: &DropinArgs) -> Result<(Vec<Variable>, Vec<DeviceConfig>), Failure> {
-    let mut variables: Vec<Variable> = Vec::new();
-    if !args.address.is_empty() {
-        let addresses: Vec<String> = args.address.iter().map(ToString::to_string).collect();
-        variables.push(("DOORBELL_SOFT_ADDR", addresses.join(",").into()));
-    }
-    if let Some(port) = args.port {
-        variables.push(("DOORBELL_SOFT_PORT", port.to_string().into()));
-    }
-    for (name, value) in [("DOORBELL_LINK", &args.link), ("DOORBELL_FAULTS", &args.faults)] {
-        variables.extend(value.as_ref().map(|value| (name, value.into())));
-    }
-    let value = |name: &str| {
-        let flag = variables.iter().find(|(flag, _)| *flag == name);
-        flag.map(|(_, value)| value.clone())
-            .or_else(|| env::var_os(name))
-            .map(|value| value.to_string_lossy().into_owned())
-    };
-    let configs = DeviceConfig::from_variables(value).map_err(|e| Failure::usage(one_line(&e.to_string())))?;
-    Ok((variables, configs))
 }
 
 /// `folder` before the present value of a variable such as `LD_LIBRARY_PATH`; an empty entry would
@@ -166,33 +147,7 @@ fn line(name: &str, value: &OsStr, plain: bool) -> Result<String, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::cli::{Cli, Command};
-
-    fn variables(line: &str) -> Result<Vec<Variable>, Failure> {
-        let Command::Env(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().command else {
-            panic!("env is env");
-        };
-        device(&args.device).map(|(variables, _)| variables)
-    }
-
-    #[test]
-    fn flags_become_variables() {
-        let set = variables("doorbell env --address 127.0.0.7,::1 --port 14791 --faults drop=0.1").unwrap();
-        let expected = [
-            ("DOORBELL_SOFT_ADDR", "127.0.0.7,::1"),
-            ("DOORBELL_SOFT_PORT", "14791"),
-            ("DOORBELL_FAULTS", "drop=0.1"),
-        ];
-        assert_eq!(set, expected.map(|(name, value)| (name, value.into())));
-        let refused = variables("doorbell env --faults lose=1").unwrap_err();
-        assert!(
-            refused.status() == 2 && refused.to_string().starts_with("DOORBELL_FAULTS"),
-            "{refused}"
-        );
-    }
 
     #[test]
     fn values_survive_the_shell() {
