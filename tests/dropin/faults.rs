@@ -62,7 +62,9 @@ impl Rails {
         let (stdout, stderr) = texts(&self.client(options, device));
         let values = stdout.lines().find(|line| line.trim_start().starts_with("65536"));
         let average = values.and_then(|line| line.split_whitespace().nth(3));
-        average.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{stdout}{stderr}"))
+        average
+            .and_then(|text| text.parse().ok())
+            .unwrap_or_else(|| panic!("{stdout}{stderr}"))
     }
 }
 
@@ -85,7 +87,10 @@ fn a_slowed_rail_is_slower_by_turns() {
     let slow = ["--slow", "soft1=200Mb"];
     for turn in 0..2 {
         let [full, slowed] = ["soft0", "soft1"].map(|device| rails.speed(&slow, device));
-        assert!(slowed < 25.0 && full > 2.0 * slowed, "turn {turn}: {full} and {slowed} MB/s");
+        assert!(
+            slowed < 25.0 && full > 2.0 * slowed,
+            "turn {turn}: {full} and {slowed} MB/s"
+        );
     }
 }
 
@@ -95,12 +100,20 @@ fn faults_that_cannot_be_are_refused() {
     let started = tempfile::tempdir().expect("a temporary folder");
     let file = started.path().join("started");
     let touch = ["--", "touch", file.to_str().expect("a plain path")];
-    for options in [["--down", "soft0@soon"], ["--down", "soft7@1s"], ["--slow", "soft0=0Gb"], ["--rails", "0"]] {
+    for options in [
+        ["--down", "soft0@soon"],
+        ["--down", "soft7@1s"],
+        ["--slow", "soft0=0Gb"],
+        ["--rails", "0"],
+    ] {
         let output = doorbell(&[&["run"], &options[..], &touch].concat()).output();
         let output = output.expect("doorbell was built");
         let (stdout, stderr) = texts(&output);
         assert_eq!(output.status.code(), Some(2), "{options:?}: {stderr}");
-        assert!(stdout.is_empty() && stderr.starts_with("doorbell: "), "{options:?}: {stderr}");
+        assert!(
+            stdout.is_empty() && stderr.starts_with("doorbell: "),
+            "{options:?}: {stderr}"
+        );
         assert!(!Path::new(&file).exists(), "{options:?}");
     }
 }

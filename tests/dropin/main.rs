@@ -8,6 +8,7 @@ mod programs;
 mod suite;
 mod symbols;
 mod sysfs;
+mod wheels;
 
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};

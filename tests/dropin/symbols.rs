@@ -53,7 +53,11 @@ fn system(name: &str) -> Option<String> {
 fn every_symbol_of_the_systems_libraries_is_there_at_every_version() {
     let ours = exported(&built().join("libdoorbell_dropin.so"));
     let system = |name| system(name).and_then(|path| exported(Path::new(&path)));
-    let (verbs, cm, mlx5) = (system("libibverbs.so.1 "), system("librdmacm.so.1 "), system("libmlx5.so.1 "));
+    let (verbs, cm, mlx5) = (
+        system("libibverbs.so.1 "),
+        system("librdmacm.so.1 "),
+        system("libmlx5.so.1 "),
+    );
     let (Some(ours), Some(verbs), Some(cm), Some(mlx5)) = (ours, verbs, cm, mlx5) else {
         return missing(
             "libibverbs.so.1, librdmacm.so.1, libmlx5.so.1 (libibverbs1, librdmacm1, ibverbs-providers) and readelf (binutils)",

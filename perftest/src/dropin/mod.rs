@@ -3,14 +3,17 @@
 //! The loader finds links to the drop-in library by `LD_LIBRARY_PATH`
 //! (docs/decisions/031-doorbell-run.md). `options` has the devices, `library` finds the drop-in libraries, `folder` makes the
 //! links, `owner` records the owners, `sysfs` has the files that the preloaded library presents,
-//! `program` checks the program, `child` runs it.
+//! `program` checks the program, `brought` finds libraries that
+//! would bypass the drop-in, in the packages of the interpreter that `python` finds, and `child` runs it.
 
+mod brought;
 mod child;
 mod folder;
 mod library;
 mod options;
 mod owner;
 mod program;
+mod python;
 mod sysfs;
 
 use std::env;
@@ -44,14 +47,21 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         eprintln!("doorbell: warning: {}: {warning}", one_line(&name.to_string_lossy()));
     }
     let folder = folder::temporary().map_err(own)?;
-    let variables = environment(folder.path(), &args.device, &configs)?;
+    let brought = brought::by(name, arguments);
+    let mut variables = environment(folder.path(), &args.device, &configs, &brought.copies)?;
+    variables.extend(brought.variables());
     // Outages begin in all of its processes at once.
     let start = ("DOORBELL_START", ticks().to_string().into());
-    let ended = child::run(name, arguments, variables.into_iter().chain(device).chain([start]), |pid| {
-        // Without this record, the folder may be removed when this program is killed and the
-        // command is not.
-        let _ = owner::add(folder.path(), pid);
-    })?;
+    let ended = child::run(
+        name,
+        arguments,
+        variables.into_iter().chain(device).chain([start]),
+        |pid| {
+            // Without this record, the folder may be removed when this program is killed and the
+            // command is not.
+            let _ = owner::add(folder.path(), pid);
+        },
+    )?;
     // Before this process ends, which may be by a signal.
     folder.close().map_err(|e| own(format!("cannot clean up: {e}")))?;
     ended.exit_alike()
@@ -63,7 +73,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
 pub(crate) fn env(args: &EnvArgs) -> Result<(), Failure> {
     let (device, configs) = options::devices(&args.device)?;
     let folder = folder::permanent().map_err(own)?;
-    let variables = environment(&folder, &args.device, &configs)?;
+    let variables = environment(&folder, &args.device, &configs, &[])?;
     let lines: Result<Vec<String>, Failure> = variables
         .into_iter()
         .chain(device)
@@ -76,12 +86,24 @@ fn own(message: impl Into<String>) -> Failure {
     Failure::NotRun(message.into(), OWN_FAILURE)
 }
 
-fn environment(folder: &Path, args: &DropinArgs, configs: &[DeviceConfig]) -> Result<Vec<Variable>, Failure> {
+/// `copies` are the names of other copies of the libraries, to which the drop-in answers too.
+fn environment(
+    folder: &Path,
+    args: &DropinArgs,
+    configs: &[DeviceConfig],
+    copies: &[String],
+) -> Result<Vec<Variable>, Failure> {
     let libraries = library::find(!args.no_sysfs)?;
     let fill = |files: Option<&[sysfs::File]>| {
-        folder::fill(folder, &libraries, files).map_err(|e| own(format!("cannot set up {}: {e}", folder.display())))
+        folder::fill(folder, &libraries, files, copies).map_err(|e| own(format!("cannot set up {}: {e}", folder.display())))
     };
     if args.no_sysfs {
+        if !copies.is_empty() {
+            eprintln!(
+                "doorbell: warning: libraries with an RPATH to {} bypass the device: leave --no-sysfs out",
+                copies.join(", ")
+            );
+        }
         return fill(None);
     }
     let (shown, warnings) = sysfs::query(configs).map_err(own)?;
@@ -112,24 +134,23 @@ fn before(folder: &Path, name: &str) -> OsString {
     value
 }
 
-/// `library` after the present value of a variable such as `LD_PRELOAD`: some libraries there must
+/// `libraries` after the present value of a variable such as `LD_PRELOAD`: some libraries there must
 /// come first.
-fn after(name: &str, library: &Path) -> OsString {
-    let mut value = OsString::new();
+fn after(name: &str, libraries: &[&OsStr]) -> OsString {
+    let mut all: Vec<OsString> = Vec::new();
     if let Some(others) = env::var_os(name).filter(|others| !others.is_empty()) {
-        let is_ours = |other: &&[u8]| *other == library.as_os_str().as_bytes();
+        let is_ours = |other: &&[u8]| libraries.iter().any(|library| *other == library.as_bytes());
         let separates = |byte: &u8| b" :".contains(byte);
         for other in others
             .as_bytes()
             .split(separates)
             .filter(|other| !other.is_empty() && !is_ours(other))
         {
-            value.push(OsStr::from_bytes(other));
-            value.push(":");
+            all.push(OsStr::from_bytes(other).to_owned());
         }
     }
-    value.push(library);
-    value
+    all.extend(libraries.iter().map(|&library| library.to_owned()));
+    all.join(OsStr::new(":"))
 }
 
 fn line(name: &str, value: &OsStr, plain: bool) -> Result<String, Failure> {

@@ -136,7 +136,9 @@ mod tests {
 
     #[test]
     fn rails_are_addresses_and_faults_of_their_own() {
-        let set = variables("doorbell env --address 127.0.0.7 --rails 3 --down soft1@3s+1s --slow soft0=1Gb --slow soft2=2Gb");
+        let set = variables(
+            "doorbell env --address 127.0.0.7 --rails 3 --down soft1@3s+1s --slow soft0=1Gb --slow soft2=2Gb",
+        );
         let expected = [
             ("DOORBELL_SOFT_ADDR", "127.0.0.7,127.0.0.8,127.0.0.9"),
             ("DOORBELL_FAULTS", "soft1:down=3s+1s;soft0:rate=1Gb;soft2:rate=2Gb"),
@@ -153,7 +155,10 @@ mod tests {
             ("--slow soft0=1", "expected a rate"),
             ("--slow soft0=1Gb --slow soft0=2Gb", "has one already"),
             ("--address 127.0.0.7 --down soft1@0", "there is no device soft1"),
-            ("--address 127.0.0.7 --link local --slow soft0=1Gb", "cannot be combined"),
+            (
+                "--address 127.0.0.7 --link local --slow soft0=1Gb",
+                "cannot be combined",
+            ),
         ] {
             let refused = variables(&format!("doorbell env {options}")).unwrap_err();
             let line = refused.to_string();

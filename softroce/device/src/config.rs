@@ -151,9 +151,13 @@ impl DeviceConfig {
             None => vec![pattern],
         };
         if let Some(faults) = set("DOORBELL_FAULTS") {
-            add_faults(&mut devices, &faults).map_err(|problem| ConfigError::new("DOORBELL_FAULTS", &faults, problem))?;
+            add_faults(&mut devices, &faults)
+                .map_err(|problem| ConfigError::new("DOORBELL_FAULTS", &faults, problem))?;
         }
-        if devices.iter().any(|device| device.link == LinkChoice::Local && device.is_udp_only()) {
+        if devices
+            .iter()
+            .any(|device| device.link == LinkChoice::Local && device.is_udp_only())
+        {
             let problem = "cannot be combined with faults or a capture, which need UDP";
             return Err(ConfigError::new("DOORBELL_LINK", "local", problem));
         }
@@ -198,8 +202,14 @@ fn add_faults(devices: &mut [DeviceConfig], faults: &str) -> Result<(), String> 
         if let Some(unknown) = name.filter(|name| devices.iter().all(|device| device.name != *name)) {
             return Err(format!("is refused: there is no device {unknown}"));
         }
-        for device in devices.iter_mut().filter(|device| name.is_none_or(|name| name == device.name)) {
-            device.faults.extend(faults).map_err(|error| format!("is refused: {error}"))?;
+        for device in devices
+            .iter_mut()
+            .filter(|device| name.is_none_or(|name| name == device.name))
+        {
+            device
+                .faults
+                .extend(faults)
+                .map_err(|error| format!("is refused: {error}"))?;
         }
     }
     Ok(())

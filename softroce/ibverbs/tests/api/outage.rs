@@ -30,7 +30,10 @@ fn requests_over_a_port_that_is_down_fail_in_time() {
     };
     let (a, b) = pair(("cut", "uncut"), &setup);
     assert_eq!(async_event(a.context).event_type, IBV_EVENT_PORT_ERR);
-    assert_eq!((port_state(a.context), port_state(b.context)), (IBV_PORT_DOWN, IBV_PORT_ACTIVE));
+    assert_eq!(
+        (port_state(a.context), port_state(b.context)),
+        (IBV_PORT_DOWN, IBV_PORT_ACTIVE)
+    );
     for (from, to) in [(&a, &b), (&b, &a)] {
         let since = Instant::now();
         let write = rdma(1, IBV_WR_RDMA_WRITE, to.addr(), to.rkey());

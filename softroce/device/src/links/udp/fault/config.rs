@@ -140,11 +140,16 @@ fn delay(text: &str) -> Result<Duration, &'static str> {
 }
 
 fn outage(text: &str) -> Result<Outage, &'static str> {
-    let (at, lasts) = text.split_once('+').map_or((text, None), |(at, lasts)| (at, Some(lasts)));
+    let (at, lasts) = text
+        .split_once('+')
+        .map_or((text, None), |(at, lasts)| (at, Some(lasts)));
     let lasts = lasts.map(|lasts| time(lasts.trim()).filter(|lasts| !lasts.is_zero()));
     time(at.trim())
         .filter(|_| lasts != Some(None))
-        .map(|at| Outage { at, lasts: lasts.flatten() })
+        .map(|at| Outage {
+            at,
+            lasts: lasts.flatten(),
+        })
         .ok_or("expected when it begins and, after a +, how long it lasts, such as 3s or 3s+500ms")
 }
 
@@ -165,7 +170,9 @@ fn rate(text: &str) -> Result<u64, &'static str> {
     let (number, unit) = split_unit(text);
     let unit = unit.strip_suffix("/s").unwrap_or(unit);
     let known = RATE_UNITS.iter().find(|known| known.0 == unit);
-    let bits = known.zip(number.parse().ok()).map(|(known, number): (_, f64)| number * known.1 as f64);
+    let bits = known
+        .zip(number.parse().ok())
+        .map(|(known, number): (_, f64)| number * known.1 as f64);
     // Above 1 Tb/s the limit would not be felt.
     bits.filter(|bits| (1e6..=1e12).contains(bits))
         .map(|bits| bits as u64)
@@ -173,7 +180,9 @@ fn rate(text: &str) -> Result<u64, &'static str> {
 }
 
 fn split_unit(text: &str) -> (&str, &str) {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     (number, unit.trim_start())
 }
@@ -187,7 +196,11 @@ fn with_unit(number: u64, units: &[(&str, u64)]) -> String {
     let exact = units.iter().find(|unit| number.is_multiple_of(unit.1));
     exact.map_or_else(
         // A fraction of the smallest unit.
-        || units.last().map_or_else(String::new, |unit| format!("{}{}", number as f64 / unit.1 as f64, unit.0)),
+        || {
+            units.last().map_or_else(String::new, |unit| {
+                format!("{}{}", number as f64 / unit.1 as f64, unit.0)
+            })
+        },
         |unit| format!("{}{}", number / unit.1, unit.0),
     )
 }
@@ -215,7 +228,9 @@ impl Display for FaultConfig {
             write!(f, "rate={},", with_unit(self.rate, &RATE_UNITS))?;
         }
         if let Some(outage) = self.down {
-            let lasts = outage.lasts.map_or_else(String::new, |lasts| format!("+{}", time_text(lasts)));
+            let lasts = outage
+                .lasts
+                .map_or_else(String::new, |lasts| format!("+{}", time_text(lasts)));
             write!(f, "down={}{lasts},", time_text(outage.at))?;
         }
         write!(f, "seed={}", self.seed)

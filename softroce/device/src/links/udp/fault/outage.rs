@@ -46,7 +46,9 @@ impl OutageClock {
 
     /// How long it is until that changes.
     pub(crate) fn next_change(&self) -> Option<Duration> {
-        (self.begins != u64::MAX).then(|| self.next_change_at(ticks())).flatten()
+        (self.begins != u64::MAX)
+            .then(|| self.next_change_at(ticks()))
+            .flatten()
     }
 
     fn next_change_at(&self, now: u64) -> Option<Duration> {
@@ -83,12 +85,20 @@ mod tests {
             OutageClock::new(config.down, 1_000)
         };
         let once = of("down=2us+1us");
-        let at = |now| (once.is_down_at(now), once.next_change_at(now).map(|time| time.as_nanos()));
+        let at = |now| {
+            (
+                once.is_down_at(now),
+                once.next_change_at(now).map(|time| time.as_nanos()),
+            )
+        };
         assert_eq!(at(1_000), (false, Some(2_000)));
         assert_eq!(at(3_000), (true, Some(1_000)));
         assert_eq!(at(4_000), (false, None));
         let for_ever = of("down=0");
-        assert_eq!((for_ever.is_down_at(u64::MAX - 1), for_ever.next_change_at(1_000)), (true, None));
+        assert_eq!(
+            (for_ever.is_down_at(u64::MAX - 1), for_ever.next_change_at(1_000)),
+            (true, None)
+        );
         let never = of("");
         assert_eq!((never.is_down_at(1_000), never.next_change_at(0)), (false, None));
     }
