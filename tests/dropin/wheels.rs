@@ -44,8 +44,11 @@ impl Packages {
     fn new(tags: &str) -> Option<Self> {
         let packages = Self(tempfile::tempdir().expect("a temporary folder"));
         let versions = packages.path("versions");
-        fs::write(&versions, "IBVERBS_1.0 { }; IBVERBS_1.1 { global: ibv_get_device_list; local: *; } IBVERBS_1.0;\n")
-            .expect("a file");
+        fs::write(
+            &versions,
+            "IBVERBS_1.0 { }; IBVERBS_1.1 { global: ibv_get_device_list; local: *; } IBVERBS_1.0;\n",
+        )
+        .expect("a file");
         let copy = format!("package.libs/{COPY}");
         let source = "void *ibv_get_device_list(int *count) { *count = 0; return 0; }\n";
         let soname = format!("-Wl,-soname,{COPY}");
@@ -55,7 +58,11 @@ impl Packages {
             int devices(void) { int count = -1; ibv_get_device_list(&count); return count; }\n";
         let tags = format!("-Wl,{tags},-rpath,$ORIGIN/../package.libs");
         let copy = packages.path(&copy);
-        packages.compile("package/module.so", source, &[&tags, copy.to_str().expect("a plain path")])?;
+        packages.compile(
+            "package/module.so",
+            source,
+            &[&tags, copy.to_str().expect("a plain path")],
+        )?;
         Some(packages)
     }
 
@@ -69,7 +76,10 @@ impl Packages {
 }
 
 fn has_python() -> bool {
-    Command::new("python3").arg("-V").output().is_ok_and(|output| output.status.success())
+    Command::new("python3")
+        .arg("-V")
+        .output()
+        .is_ok_and(|output| output.status.success())
 }
 
 #[test]
@@ -97,7 +107,10 @@ fn a_copy_of_the_library_in_a_wheel_is_the_drop_in() {
     assert_eq!(runpath.run(&["--no-sysfs"], &python).0, "1\n");
     let (stdout, stderr) = rpath.run(&["--no-sysfs"], &script);
     assert_eq!((stdout.as_str(), stderr.lines().count()), ("0\n", 1), "{stderr}");
-    assert!(stderr.contains(COPY) && stderr.contains("bypass the device"), "{stderr}");
+    assert!(
+        stderr.contains(COPY) && stderr.contains("bypass the device"),
+        "{stderr}"
+    );
 }
 
 #[test]
@@ -118,12 +131,18 @@ fn an_nccl_that_would_crash_is_configured() {
     version("2.28.9");
     let (stdout, stderr) = shows(&python);
     assert_eq!((stdout.as_str(), stderr.lines().count()), ("0\n", 1), "{stderr}");
-    assert!(stderr.contains("NCCL 2.28.9") && stderr.contains("NCCL_GIN_TYPE=0"), "{stderr}");
+    assert!(
+        stderr.contains("NCCL 2.28.9") && stderr.contains("NCCL_GIN_TYPE=0"),
+        "{stderr}"
+    );
     // Of a launcher's words; and by the folders of LD_LIBRARY_PATH, without Python.
     assert_eq!(shows(&[&["env"], &python[..]].concat()).0, "0\n");
     let folder = library.parent().expect("a folder");
     let mut by_path = doorbell(&["run", "--", "printenv", "NCCL_GIN_TYPE"]);
-    let output = by_path.env("LD_LIBRARY_PATH", folder).output().expect("doorbell was built");
+    let output = by_path
+        .env("LD_LIBRARY_PATH", folder)
+        .output()
+        .expect("doorbell was built");
     assert_eq!(texts(&output).0, "0\n");
     // One that the user sets, and other versions, are left alone.
     let mut set = doorbell(&["run", "--", "printenv", "NCCL_GIN_TYPE"]);

@@ -1,5 +1,5 @@
 //! What the packages of a Python command bring: copies of the drop-in's libraries under names of
-//! their own, and NCCL (docs/decisions/079-libraries-of-wheels.md).
+//! their own, and NCCL (docs/decisions/080-libraries-of-wheels.md).
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -94,10 +94,19 @@ mod tests {
 
     #[test]
     fn copies_have_names_with_a_hash() {
-        for copy in ["libibverbs-1de1263b.so.1.14.48.0", "librdmacm-0a.so.1", "libmlx5-6b6ea1b7.so"] {
+        for copy in [
+            "libibverbs-1de1263b.so.1.14.48.0",
+            "librdmacm-0a.so.1",
+            "libmlx5-6b6ea1b7.so",
+        ] {
             assert!(is_copy(copy), "{copy}");
         }
-        for other in ["libibverbs.so.1", "libibverbs-1de1263b.a", "libibverbs-a:b.so.1", "libmlx4-1de1263b.so.1"] {
+        for other in [
+            "libibverbs.so.1",
+            "libibverbs-1de1263b.a",
+            "libibverbs-a:b.so.1",
+            "libmlx4-1de1263b.so.1",
+        ] {
             assert!(!is_copy(other), "{other}");
         }
     }
@@ -117,7 +126,11 @@ mod tests {
         for at in [0, (1 << 20) - 20, (1 << 20) - 8, 3 << 20] {
             assert!(of(at, "NCCL version 2.28.9+cuda13.0"), "{at}");
         }
-        for other in ["NCCL version 2.28.91+cuda13.0", "NCCL version 2.28.7+cuda12.8", "2.28.9"] {
+        for other in [
+            "NCCL version 2.28.91+cuda13.0",
+            "NCCL version 2.28.7+cuda12.8",
+            "2.28.9",
+        ] {
             assert!(!of(5, other), "{other}");
         }
         assert!(crashes(&folder.path().join("none")).is_err());

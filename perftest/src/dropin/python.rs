@@ -87,8 +87,15 @@ mod tests {
         let expected = Some(PathBuf::from(&python));
         assert_eq!(of(&python, &[]), expected);
         assert_eq!(of(&file("script", &format!("#!{python} -s\n")), &[]), expected);
-        assert_eq!(of(&file("vllm", &format!("#!/usr/bin/env {python}\nrest")), &[]), expected);
+        assert_eq!(
+            of(&file("vllm", &format!("#!/usr/bin/env {python}\nrest")), &[]),
+            expected
+        );
         assert_eq!(of("sh", &["-n", "2", &python, "train.py"]), expected);
-        assert!(["python-config", "pythonw", "ipython"].iter().all(|name| !is_python(Path::new(name))));
+        assert!(
+            ["python-config", "pythonw", "ipython"]
+                .iter()
+                .all(|name| !is_python(Path::new(name)))
+        );
     }
 }
