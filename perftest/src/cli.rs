@@ -160,10 +160,10 @@ pub(crate) struct DropinArgs {
     /// Faults of the packets sent, as drop=0.01,delay=1ms; for one device, as 'seed=7;soft1:drop=0.01'
     #[arg(long, value_name = "FAULTS")]
     pub(crate) faults: Option<String>,
-    /// Port of this device down from TIME after the start on, for DURATION or for ever: soft1@3s+500ms
+    /// Port of this device down from TIME on, for DURATION or for ever: soft1@3s+500ms
     #[arg(long, value_name = "DEV@TIME[+DURATION]")]
     pub(crate) down: Vec<String>,
-    /// Speed of this device in bits per second, as soft1=1Gb; it may be given for each device
+    /// Speed at which this device sends, in bits per second: soft1=1Gb; may be given for each device
     #[arg(long, value_name = "DEV=RATE")]
     pub(crate) slow: Vec<String>,
     /// Do not present the device in /sys/class/infiniband, and do not set LD_PRELOAD

@@ -20,7 +20,7 @@ pub struct FaultConfig {
     pub corrupt: f64,
     /// Additional delay of each packet, at most 10 s.
     pub delay: Duration,
-    /// The port's speed in bits of UDP payload per second, at least 1 Mb/s; 0 is unlimited.
+    /// The speed at which the port sends, in bits of UDP payload per second; 0 is unlimited.
     pub rate: u64,
     /// When the port is down.
     pub down: Option<Outage>,
