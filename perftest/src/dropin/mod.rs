@@ -95,7 +95,8 @@ fn environment(
 ) -> Result<Vec<Variable>, Failure> {
     let libraries = library::find(!args.no_sysfs)?;
     let fill = |files: Option<&[sysfs::File]>| {
-        folder::fill(folder, &libraries, files, copies).map_err(|e| own(format!("cannot set up {}: {e}", folder.display())))
+        folder::fill(folder, &libraries, files, copies)
+            .map_err(|e| own(format!("cannot set up {}: {e}", folder.display())))
     };
     if args.no_sysfs {
         if !copies.is_empty() {
