@@ -13,6 +13,12 @@ use doorbell_tests::gpu::foreign;
 
 /// Selects the allocation of GPU memory: `older` is `cuMemAlloc`. Child processes inherit it.
 const KIND: &str = "GPU_VERBS_MEMORY";
+
+/// Whether GPU memory can be used in the program's context alone.
+pub(crate) fn is_of_the_program_only() -> bool {
+    std::env::var(KIND).as_deref() == Ok("older")
+}
+
 /// Bytes that a thread processes at a time, and the size of its staging buffer.
 const STAGE: usize = 4 << 20;
 /// The maximum number of threads: their work is memory-bound.

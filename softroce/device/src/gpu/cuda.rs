@@ -3,6 +3,7 @@
 
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
+use std::slice;
 use std::sync::Arc;
 
 pub(crate) use doorbell_cuda::FreesDeferred;
@@ -51,17 +52,37 @@ enum Backing {
     Imported(DeviceMemory),
 }
 
-/// The contexts of devices with registered memory, in order of first use. Held for good, as the
-/// program has them anyway.
-static USED: Mutex<Vec<Context>> = Mutex::new(Vec::new());
+/// The contexts of devices with registered memory, in order of first use. Held for good.
+static USED: Mutex<Vec<UsedContext>> = Mutex::new(Vec::new());
 
-fn context(driver: Driver, ordinal: usize) -> Result<Context, Error> {
-    let mut used = USED.lock();
-    if let Some(context) = used.iter().find(|context| context.device().ordinal() == ordinal) {
-        return Ok(context.clone());
+#[derive(Clone)]
+struct UsedContext {
+    context: Context,
+    /// The program's, not a separate one (decision 080).
+    is_primary: bool,
+}
+
+impl UsedContext {
+    fn is(&self, ordinal: usize, is_primary: bool) -> bool {
+        self.context.device().ordinal() == ordinal && self.is_primary == is_primary
     }
-    let context = driver.device(ordinal)?.context()?;
-    for other in used.iter() {
+}
+
+/// The context for copies of a device's memory: the program's own, or for mapped memory, which all
+/// contexts can use, a separate one, whose copies do not wait for the program's launches.
+fn context(driver: Driver, ordinal: usize, is_primary: bool) -> Result<Context, Error> {
+    let mut used = USED.lock();
+    if let Some(found) = used.iter().find(|used| used.is(ordinal, is_primary)) {
+        return Ok(found.context.clone());
+    }
+    let device = driver.device(ordinal)?;
+    let context = if is_primary {
+        device.context()?
+    } else {
+        device.separate_context()?
+    };
+    let others = used.iter().map(|other| &other.context);
+    for other in others.filter(|other| other.device() != device) {
         // Without peer access the driver stages through the host.
         for (one, other) in [(&context, other), (other, &context)] {
             if let Err(error) = one.enable_peer_access(other) {
@@ -69,7 +90,10 @@ fn context(driver: Driver, ordinal: usize) -> Result<Context, Error> {
             }
         }
     }
-    used.push(context.clone());
+    used.push(UsedContext {
+        context: context.clone(),
+        is_primary,
+    });
     Ok(context)
 }
 
@@ -93,8 +117,13 @@ pub(crate) fn find(addr: u64, len: usize) -> Result<Located, NoMemory> {
         Some((MemoryType::Managed, _)) => return Err(NoMemory::Managed),
         Some((MemoryType::Device, ordinal)) => ordinal,
     };
-    let context = context(driver, ordinal)?;
-    let info = context.pointer_info(address)?.ok_or(NoMemory::Unknown)?;
+    let primary = context(driver, ordinal, true)?;
+    let info = primary.pointer_info(address)?.ok_or(NoMemory::Unknown)?;
+    let context = if info.is_mapped {
+        context(driver, ordinal, false)?
+    } else {
+        primary
+    };
     let around = info.allocation.filter(|(base, size)| {
         let offset = addr.wrapping_sub(base.0);
         offset.checked_add(len as u64).is_some_and(|end| end <= *size as u64)
@@ -166,11 +195,11 @@ impl Memory {
     /// Imports another process's memory for copies on `device`, or on the first with registered
     /// memory; `None` where there is none.
     pub(crate) fn import(handle: &Handle, len: usize, device: Option<usize>) -> Result<Option<Self>, DriverError> {
-        let used = USED.lock().clone();
-        let wanted = |context: &&Context| device.is_none_or(|device| context.device().ordinal() == device);
-        let Some(context) = used.iter().find(wanted) else {
+        let Some(first) = USED.lock().first().map(|used| used.context.device()) else {
             return Ok(None);
         };
+        let ordinal = device.unwrap_or(first.ordinal());
+        let context = &context(first.driver(), ordinal, matches!(handle, Handle::Ipc(_)))?;
         let (backing, is_mapped) = match handle {
             Handle::Descriptor(fd) => (Backing::Imported(DeviceMemory::import(context, fd.as_fd(), len)?), true),
             Handle::Ipc(bytes) => {
@@ -278,6 +307,9 @@ impl PreparedDevice {
 }
 
 const STAGE: usize = 256 << 10;
+
+/// The most bytes that are written word by word, which takes as long as a tenth of a turn.
+const MAX_WRITTEN: usize = 1024;
 
 /// Pinned memory for synchronous copies.
 struct Stage {
@@ -493,6 +525,17 @@ impl Engine {
     }
 
     pub(crate) fn copy_up(&mut self, into: (&Memory, usize), at: usize, len: usize) -> Result<(), DriverError> {
+        let (memory, offset) = into;
+        let in_words = [memory.address() as usize + offset, len].iter().all(|at| at.is_multiple_of(4));
+        if len <= MAX_WRITTEN && in_words && self.small.wait_for_turns(memory) {
+            self.ring(memory)?;
+            let Some(ring) = self.ring.clone() else { return Ok(()) };
+            let from = ring.span(at..at.saturating_add(len))?;
+            // SAFETY: the span lies in the ring, where the source was written, and nothing else is
+            // until it has been copied.
+            let bytes = unsafe { slice::from_raw_parts(ring.as_ptr().add(at), from.len()) };
+            return self.stream(memory)?.write_words(memory.span(offset, len)?, bytes);
+        }
         self.by_ring(into, at, len, |stream, device, ring| stream.copy(device, ring))
     }
 
