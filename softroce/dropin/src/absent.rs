@@ -4,7 +4,7 @@
 use core::ffi::{c_int, c_void};
 use core::ptr;
 
-fn set_errno(value: c_int) {
+pub(crate) fn set_errno(value: c_int) {
     // SAFETY: returns the calling thread's own errno, always valid to write.
     unsafe { *libc::__errno_location() = value };
 }
