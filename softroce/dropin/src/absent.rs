@@ -18,11 +18,6 @@ pub(crate) unsafe extern "C" fn object() -> *mut c_void {
 /// ibv_unimport_mr(3) and others: nothing was ever imported.
 pub(crate) unsafe extern "C" fn unimport() {}
 
-/// ibv_attach_mcast(3), ibv_detach_mcast(3): no multicast groups, as the attributes say.
-pub(crate) unsafe extern "C" fn multicast() -> c_int {
-    libc::EOPNOTSUPP
-}
-
 /// ibv_query_ece(3) and ibv_set_ece(3): no extensions beyond the standard.
 pub(crate) unsafe extern "C" fn ece() -> c_int {
     libc::EOPNOTSUPP

@@ -37,7 +37,7 @@ pub(crate) unsafe fn path_of(ah: *mut ibv_ah, pd: *mut ibv_pd) -> Option<Path> {
 pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     // SAFETY: both are live by contract, and `pd` is ours.
     let (soft, attr) = unsafe { (&*pd.cast::<SoftPd>(), &*attr) };
-    let path = match attributes::to_path(attr, soft.pd.device().info()) {
+    let path = match attributes::to_destination(attr, soft.pd.device().info()) {
         Ok(path) => path,
         Err(refused) => {
             tracing::debug!("ibv_create_ah: {refused}");

@@ -19,6 +19,7 @@ mod errno;
 mod event;
 mod extended_cq;
 mod gids;
+mod multicast;
 mod post;
 mod protection;
 mod query;
@@ -33,6 +34,7 @@ pub use context::device_of;
 pub use doorbell_softroce::{ConfigError, CopyMode, DeviceConfig, LinkChoice, OpenError};
 use doorbell_verbs_sys::{Api, Promise};
 pub use gids::{GID_TABLE_LEN, gid_table, routable_index};
+pub use multicast::{attach_mcast, detach_mcast};
 pub use registry::{AlreadyInUse, configure, copy_modes, last_open_error, process_group};
 
 /// The table, which the drop-in library's symbols call.

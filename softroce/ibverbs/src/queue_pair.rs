@@ -30,6 +30,8 @@ pub(crate) struct SoftQp {
     /// Dropped before the rest, which must stay allocated until the last event is acknowledged.
     pub(crate) qp: ManuallyDrop<Qp>,
     is_datagram: bool,
+    /// Created with IBV_QP_CREATE_BLOCK_SELF_MCAST_LB.
+    blocks_own_multicast: bool,
     events: Arc<EventQueue<Event>>,
     /// Asynchronous events reported to the application.
     pub(crate) async_events: AtomicU32,
@@ -58,11 +60,18 @@ impl SoftQp {
         // SAFETY: ours by contract; the field is written at creation only.
         unsafe { (*qp.cast::<Self>()).is_datagram }
     }
+
+    /// # Safety
+    /// As for [`handle`](Self::handle).
+    pub(crate) unsafe fn blocks_own_multicast(qp: *mut ibv_qp) -> bool {
+        // SAFETY: as in `is_datagram`.
+        unsafe { (*qp.cast::<Self>()).blocks_own_multicast }
+    }
 }
 
 pub(crate) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: the same contract.
-    unsafe { create(pd, &*init, None) }
+    unsafe { create(pd, &*init, None, 0) }
 }
 
 /// `EOPNOTSUPP` for known features that the device lacks (XRC, TSO, hashing), else `EINVAL`.
@@ -73,7 +82,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *m
         | IBV_QP_INIT_ATTR_MAX_TSO_HEADER
         | IBV_QP_INIT_ATTR_IND_TABLE
         | IBV_QP_INIT_ATTR_RX_HASH;
-    // Both have no effect here: there is no multicast loopback, and no bus to pad for.
+    // The second has no effect here: there is no bus to pad for.
     const FLAGS: u32 = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB | IBV_QP_CREATE_PCI_WRITE_END_PADDING;
     // SAFETY: live by contract.
     let attr = unsafe { &*init };
@@ -82,7 +91,8 @@ pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *m
     if attr.comp_mask & !KNOWN != 0 || !given(IBV_QP_INIT_ATTR_PD) || unsafe { (*attr.pd).context } != context {
         return errno::null(libc::EINVAL);
     }
-    if attr.comp_mask & !SUPPORTED != 0 || given(IBV_QP_INIT_ATTR_CREATE_FLAGS) && attr.create_flags & !FLAGS != 0 {
+    let flags = if given(IBV_QP_INIT_ATTR_CREATE_FLAGS) { attr.create_flags } else { 0 };
+    if attr.comp_mask & !SUPPORTED != 0 || flags & !FLAGS != 0 {
         return errno::null(libc::EOPNOTSUPP);
     }
     let operations = given(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then_some(attr.send_ops_flags);
@@ -96,7 +106,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *m
         sq_sig_all: attr.sq_sig_all,
     };
     // SAFETY: the same contract.
-    unsafe { create(attr.pd, &classic, operations) }
+    unsafe { create(attr.pd, &classic, operations, flags) }
 }
 
 /// Null for a queue pair that was created without send operations (ibv_wr_post(3)).
@@ -111,7 +121,12 @@ pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
 
 /// # Safety
 /// `pd` is live and ours, as are the completion queues of `attr`, unless they are null.
-unsafe fn create(pd: *mut ibv_pd, attr: &ibv_qp_init_attr, operations: Option<u64>) -> *mut ibv_qp {
+unsafe fn create(
+    pd: *mut ibv_pd,
+    attr: &ibv_qp_init_attr,
+    operations: Option<u64>,
+    create_flags: u32,
+) -> *mut ibv_qp {
     // SAFETY: live by contract.
     let soft_pd = unsafe { &*pd.cast::<SoftPd>() };
     let transport = match attr.qp_type {
@@ -184,6 +199,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_qp_init_attr, operations: Option<u6
         stage: operations.map(|_| Stage::new(&attr.cap)),
         qp: ManuallyDrop::new(qp),
         is_datagram: transport == Transport::Ud,
+        blocks_own_multicast: create_flags & IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0,
         events: Arc::clone(events),
         async_events: AtomicU32::new(0),
     };
@@ -248,8 +264,13 @@ pub(crate) unsafe extern "C" fn query_qp(
     0
 }
 
-/// Waits until its events are acknowledged (ibv_get_async_event(3)).
+/// Waits until its events are acknowledged (ibv_get_async_event(3)). `EBUSY` while it is attached
+/// to a multicast group.
 pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: live and ours by contract.
+    if unsafe { SoftQp::is_datagram(qp) && SoftQp::handle(qp).is_attached() } {
+        return libc::EBUSY;
+    }
     let soft = qp.cast::<SoftQp>();
     let token = token_of(soft);
     // SAFETY: live and ours; the caller gives up ownership, and nothing uses the handle after this.
