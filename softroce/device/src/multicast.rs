@@ -5,7 +5,6 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::qp::Qp;
-use crate::state::Core;
 
 /// Why a queue pair could not be attached; nothing changed.
 #[derive(Debug, thiserror::Error)]
@@ -55,27 +54,14 @@ impl Qp {
 
     /// Detaches it (ibv_detach_mcast(3)); false when it is not attached.
     pub fn detach_multicast(&self, group: IpAddr) -> bool {
-        self.detach(&mut self.device().shared().core.lock(), group.to_canonical())
+        let mut core = self.device().shared().core.lock();
+        let detached = core.endpoint.detach_multicast(group, self.number());
+        self.device().multicast().keep_joined(&core.endpoint);
+        detached
     }
 
     /// Whether it is attached to a group.
     pub fn is_attached(&self) -> bool {
-        let core = self.device().shared().core.lock();
-        core.endpoint.multicast_groups_of(self.number()).next().is_some()
-    }
-
-    pub(crate) fn detach_all(&self, core: &mut Core) {
-        let groups: Vec<_> = core.endpoint.multicast_groups_of(self.number()).collect();
-        for group in groups {
-            self.detach(core, group);
-        }
-    }
-
-    fn detach(&self, core: &mut Core, group: IpAddr) -> bool {
-        let detached = core.endpoint.detach_multicast(group, self.number());
-        if !core.endpoint.has_multicast_group(group) {
-            self.device().multicast().leave(group);
-        }
-        detached
+        self.device().shared().core.lock().endpoint.is_attached(self.number())
     }
 }

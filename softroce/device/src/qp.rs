@@ -340,9 +340,9 @@ impl Drop for Qp {
         shared.wait_for_copies(Some(self.number), None);
         shared.flush_waiting(shared.core.lock());
         let mut core = shared.core.lock();
-        self.detach_all(&mut core);
         core.withdraw_qp(self.number);
         core.remove_qp(self.number);
+        self.device().multicast().keep_joined(&core.endpoint);
         // Its timers are gone with it.
         shared.deliver(core);
         shared.wait_for_access(Some(self.number), None);

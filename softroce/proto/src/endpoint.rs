@@ -205,6 +205,7 @@ impl Endpoint {
             if let Some(srq) = qp.srq() {
                 self.out.srqs.detach(srq);
             }
+            self.multicast.detach(qpn, |_| true);
         }
         self.qps.remove(qpn)
     }

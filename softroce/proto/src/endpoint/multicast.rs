@@ -38,6 +38,14 @@ impl MulticastGroups {
     fn attachment(&self, group: IpAddr, index: usize) -> Option<Attachment> {
         self.0.get(&group)?.get(index).copied()
     }
+
+    /// Detaches a queue pair from the groups that are `left`.
+    pub(super) fn detach(&mut self, qpn: Qpn, left: impl Fn(IpAddr) -> bool) {
+        self.0.retain(|group, attached| {
+            attached.retain(|attachment| attachment.qpn != qpn || !left(*group));
+            !attached.is_empty()
+        });
+    }
 }
 
 impl Endpoint {
@@ -81,17 +89,11 @@ impl Endpoint {
 
     /// Detaches a queue pair (ibv_detach_mcast(3)); false when it is not attached.
     pub fn detach_multicast(&mut self, group: IpAddr, qpn: Qpn) -> bool {
-        let group = group.to_canonical();
-        let Some(attached) = self.multicast.0.get_mut(&group) else {
-            return false;
-        };
-        let before = attached.len();
-        attached.retain(|attachment| attachment.qpn != qpn);
-        let detached = attached.len() != before;
-        if attached.is_empty() {
-            self.multicast.0.remove(&group);
+        let attached = self.attached_to(group).any(|attached| attached == qpn);
+        if attached {
+            self.multicast.detach(qpn, |other| other == group.to_canonical());
         }
-        detached
+        attached
     }
 
     /// Whether a queue pair is attached to the group: the link is to receive its packets.
@@ -99,12 +101,10 @@ impl Endpoint {
         self.multicast.0.contains_key(&group.to_canonical())
     }
 
-    /// The groups to which a queue pair is attached.
-    pub fn multicast_groups_of(&self, qpn: Qpn) -> impl Iterator<Item = IpAddr> {
-        let attached = self.multicast.0.iter();
-        attached
-            .filter(move |(_, attached)| attached.iter().any(|attachment| attachment.qpn == qpn))
-            .map(|(group, _)| *group)
+    /// Whether a queue pair is attached to a group.
+    pub fn is_attached(&self, qpn: Qpn) -> bool {
+        let mut attached = self.multicast.0.values().flatten();
+        attached.any(|attachment| attachment.qpn == qpn)
     }
 
     /// The queue pairs attached to a group.

@@ -144,7 +144,7 @@ fn completion(cq: *mut ibv_cq, within: Duration) -> Option<ibv_wc> {
 }
 
 #[test]
-fn a_group_reaches_the_members_of_every_device_and_nobody_else() {
+fn a_group_reaches_the_members_of_every_device_and_no_others() {
     let (channel, group, elsewhere) = (channel(), group(1), group(2));
     let members = [1, 2, 2].map(|device| Member::new(channel, device));
     let [sender, other, stranger] = &members;
@@ -165,7 +165,7 @@ fn a_group_reaches_the_members_of_every_device_and_nobody_else() {
 
     // Sending needs no membership; the packets of a group that was left are not received.
     sender.leave(group);
-    [sender, other].map(Member::receive);
+    [sender, other].into_iter().for_each(Member::receive);
     sender.send(&to, b"to the rest");
     let expected = Some((b"to the rest".to_vec(), source, group));
     assert_eq!(other.received(Duration::from_secs(10)), expected);
@@ -210,7 +210,7 @@ fn a_sender_that_only_sends_is_not_attached() {
     let to = unsafe { (*event).param.ud };
     // SAFETY: just taken.
     ok(unsafe { rdma_ack_cm_event(event) });
-    [&sender, &member].map(Member::receive);
+    [&sender, &member].into_iter().for_each(Member::receive);
     sender.send(&to, b"one way");
     assert!(member.received(Duration::from_secs(10)).is_some());
     assert_eq!(sender.received(Duration::from_millis(50)), None);

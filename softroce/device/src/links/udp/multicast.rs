@@ -10,6 +10,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use doorbell_roce_proto::Endpoint;
 use doorbell_roce_proto::wire::HOP_LIMIT;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt};
@@ -69,11 +70,15 @@ impl MulticastSockets {
         Ok(())
     }
 
-    /// Receives from the group no longer.
-    pub(crate) fn leave(&self, group: IpAddr) {
+    /// Leaves the groups in which `endpoint` has no queue pair any more.
+    pub(crate) fn keep_joined(&self, endpoint: &Endpoint) {
+        self.keep(|group| endpoint.has_multicast_group(group));
+    }
+
+    fn keep(&self, joined: impl Fn(IpAddr) -> bool) {
         let mut sockets = self.0.sockets.lock();
         sockets.retain(|socket| {
-            let stays = socket.local().ip() != group;
+            let stays = joined(socket.local().ip());
             if !stays {
                 // A receiving thread may hold the socket for longer.
                 let _ = self.0.epoll.delete(socket.as_fd());
@@ -202,7 +207,7 @@ mod tests {
         let mut expected = vec![(groups[0], vec![1]), (groups[1], vec![2]), (link.local, vec![4])];
         expected.sort();
         assert_eq!(found, expected);
-        link.multicast.leave(groups[0].ip());
+        link.multicast.keep(|group| group != groups[0].ip());
         send(&link);
         let mut found = received(&mut link, &mut batch);
         found.sort();
