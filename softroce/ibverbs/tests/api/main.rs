@@ -6,6 +6,7 @@ mod extended_cq;
 mod faults;
 mod gids;
 mod memory;
+mod multicast;
 mod objects;
 mod operations;
 mod passive;
