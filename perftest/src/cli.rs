@@ -12,6 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::coll::{CollArgs, NOTES};
 use crate::compare::CompareArgs;
 use crate::device::MemoryPlace;
+use crate::dropin::PciAddress;
 use crate::html::ReportArgs;
 use crate::plan::Kind;
 use crate::report::{Thresholds, column_help};
@@ -157,6 +158,9 @@ pub(crate) struct DropinArgs {
     /// Faults to inject into the packets sent, as drop=0.01,seed=7
     #[arg(long, value_name = "FAULTS")]
     pub(crate) faults: Option<String>,
+    /// PCI device that its place in sysfs is next to, such as a GPU; each one after a comma is for the next device
+    #[arg(long, value_name = "PCI[,PCI]", value_delimiter = ',', num_args = 1, conflicts_with = "no_sysfs")]
+    pub(crate) near: Vec<PciAddress>,
     /// Do not present the device in /sys/class/infiniband, and do not set LD_PRELOAD
     #[arg(long)]
     pub(crate) no_sysfs: bool,

@@ -2,13 +2,14 @@
 //!
 //! The loader finds links to the drop-in library by `LD_LIBRARY_PATH`
 //! (docs/decisions/031-doorbell-run.md). `library` finds the drop-in libraries, `folder` makes the
-//! links, `owner` records the owners, `sysfs` has the files that the preloaded library presents,
-//! `program` checks the program, `child` runs it.
+//! links, `owner` records the owners, `sysfs` has the files that the preloaded library presents and `pci` the
+//! place of the devices in them, `program` checks the program, `child` runs it.
 
 mod child;
 mod folder;
 mod library;
 mod owner;
+mod pci;
 mod program;
 mod sysfs;
 
@@ -22,6 +23,8 @@ use doorbell_softroce_ibverbs::DeviceConfig;
 use crate::cli::{DropinArgs, EnvArgs, RunArgs};
 use crate::failure::{Failure, one_line};
 use crate::report;
+pub(crate) use pci::PciAddress;
+use pci::Place;
 use sysfs::ShownDevice;
 
 /// The exit status of env(1) for its own failures.
@@ -80,7 +83,9 @@ fn environment(folder: &Path, args: &DropinArgs, configs: &[DeviceConfig]) -> Re
     if args.no_sysfs {
         return fill(None);
     }
-    let (shown, warnings) = sysfs::query(configs).map_err(own)?;
+    let places = configs.iter().enumerate().map(|(number, _)| Place::new(number, args.near.get(number)));
+    let places: Result<Vec<_>, _> = places.collect();
+    let (shown, warnings) = sysfs::query(configs, places.map_err(Failure::usage)?).map_err(own)?;
     for warning in warnings {
         eprintln!("doorbell: warning: {warning}");
     }
