@@ -241,6 +241,16 @@ fn the_script_for_tensors_runs_on_memory_of_the_host() {
     );
 }
 
+/// As with an adapter, where each context is an open file of its own.
+#[test]
+fn a_forked_child_opens_the_device_again() {
+    let Some((_folder, program)) = compiled("forked.c", &["-D_GNU_SOURCE", "-libverbs"]) else {
+        return;
+    };
+    let group = address().replacen("127", "239", 1);
+    assert_eq!(stdout_of(&[path(&program), &group]), "");
+}
+
 /// rdma-core's own program: every message of a sender, in another process of the same address and
 /// on another device of the interface, which receive with the first at the same time.
 #[test]
