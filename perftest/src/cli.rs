@@ -159,7 +159,13 @@ pub(crate) struct DropinArgs {
     #[arg(long, value_name = "FAULTS")]
     pub(crate) faults: Option<String>,
     /// PCI device that its place in sysfs is next to, such as a GPU; each one after a comma is for the next device
-    #[arg(long, value_name = "PCI[,PCI]", value_delimiter = ',', num_args = 1, conflicts_with = "no_sysfs")]
+    #[arg(
+        long,
+        value_name = "PCI[,PCI]",
+        value_delimiter = ',',
+        num_args = 1,
+        conflicts_with = "no_sysfs"
+    )]
     pub(crate) near: Vec<PciAddress>,
     /// Do not present the device in /sys/class/infiniband, and do not set LD_PRELOAD
     #[arg(long)]

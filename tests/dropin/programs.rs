@@ -261,7 +261,19 @@ fn multicast_reaches_the_processes_of_every_device() {
     let (here, there) = (address(), address());
     let group = here.replacen("127", "239", 1);
     let mckey = |at: &str, options: &[&str]| {
-        let line_buffered = ["run", "--address", at, "--", "stdbuf", "-oL", "mckey", "-m", &group, "-b", at];
+        let line_buffered = [
+            "run",
+            "--address",
+            at,
+            "--",
+            "stdbuf",
+            "-oL",
+            "mckey",
+            "-m",
+            &group,
+            "-b",
+            at,
+        ];
         let mut command = doorbell(&[&line_buffered[..], options].concat());
         command.env_remove("DOORBELL_SOFT_ADDR");
         command
@@ -269,13 +281,19 @@ fn multicast_reaches_the_processes_of_every_device() {
     let receivers = [&here, &there].map(|at| {
         let mut receiver = mckey(at, &[]).spawn().expect("doorbell was built");
         let mut lines = BufReader::new(receiver.stdout.take().expect("it is piped")).lines();
-        let joined = lines.by_ref().map_while(Result::ok).any(|line| line.contains("joined dgid"));
+        let joined = lines
+            .by_ref()
+            .map_while(Result::ok)
+            .any(|line| line.contains("joined dgid"));
         assert!(joined, "{at}");
         (receiver, lines)
     });
     let output = mckey(&here, &["-s"]).output().expect("doorbell was built");
     let (stdout, stderr) = texts(&output);
-    assert!(stdout.contains("return status 0") && stderr.is_empty(), "{stdout}{stderr}");
+    assert!(
+        stdout.contains("return status 0") && stderr.is_empty(),
+        "{stdout}{stderr}"
+    );
     for (mut receiver, lines) in receivers {
         let lines: Vec<_> = lines.map_while(Result::ok).collect();
         assert!(lines.iter().any(|line| line == "return status 0"), "{lines:?}");

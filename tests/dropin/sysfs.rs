@@ -12,7 +12,12 @@ fn tools_find_the_device() {
     assert_eq!(stdout_of(&["ls", "/sys/class/infiniband/"]), "soft0\n");
     assert_eq!(stdout_of(&["cat", FILE]), "4: ACTIVE\n");
     // The device is a link, as those of the kernel are.
-    let everything = stdout_of(&["ls", "-lR", "/sys/class/infiniband/soft0/", "/sys/class/infiniband_verbs"]);
+    let everything = stdout_of(&[
+        "ls",
+        "-lR",
+        "/sys/class/infiniband/soft0/",
+        "/sys/class/infiniband_verbs",
+    ]);
     for name in ["node_guid", "link_layer", "pkeys", "gid_attrs", "uverbs0", "ibdev"] {
         assert!(everything.contains(name), "{name}: {everything}");
     }
@@ -111,12 +116,23 @@ fn every_path_lookup_sees_the_same() {
 
 /// The lines that `topology.c` prints for a device.
 fn walked(program: &std::path::Path, options: &[&str], device: &str) -> HashMap<String, String> {
-    let words = [&["run"], options, &["--", program.to_str().expect("a plain path"), device]].concat();
+    let words = [
+        &["run"],
+        options,
+        &["--", program.to_str().expect("a plain path"), device],
+    ]
+    .concat();
     let output = doorbell(&words).output().expect("doorbell was built");
     let (stdout, stderr) = texts(&output);
     assert!(output.status.success() && stderr.is_empty(), "{stdout}{stderr}");
-    let entry = |line: &str| line.split_once(": ").map(|(name, found)| (name.to_owned(), found.to_owned()));
-    stdout.lines().map(|line| entry(line).expect("a line of the program")).collect()
+    let entry = |line: &str| {
+        line.split_once(": ")
+            .map(|(name, found)| (name.to_owned(), found.to_owned()))
+    };
+    stdout
+        .lines()
+        .map(|line| entry(line).expect("a line of the program"))
+        .collect()
 }
 
 /// NCCL, UCX and hwloc place a device by its path among the PCI devices.
@@ -132,11 +148,17 @@ fn topology_code_can_walk_the_devices_path() {
             assert_eq!(found[way], path, "{way}");
         }
         assert_eq!(found["itself"], format!("{path}/infiniband/{device}"));
-        assert_eq!(found["link"], format!("../..{}/infiniband/{device}", &path["/sys".len()..]));
+        assert_eq!(
+            found["link"],
+            format!("../..{}/infiniband/{device}", &path["/sys".len()..])
+        );
         assert_eq!(found["subsystem"], "/sys/bus/pci");
         let files = ["class", "vendor", "device", "speed", "width", "current"].map(|name| &*found[name]);
         assert_eq!(files, ["0x020000", "0x02db", "0x0001", "16.0 GT/s PCIe", "16", "16"]);
-        assert!(["0", "-1"].contains(&&*found["numa node"]) && found["cpus"] != "none", "{found:?}");
+        assert!(
+            ["0", "-1"].contains(&&*found["numa node"]) && found["cpus"] != "none",
+            "{found:?}"
+        );
     }
 }
 
@@ -146,7 +168,10 @@ fn a_device_can_lie_near_another_one() {
     let Some((_folder, program)) = compiled("topology.c", &["-D_GNU_SOURCE"]) else {
         return;
     };
-    let Some(other) = std::fs::read_dir("/sys/bus/pci/devices").ok().and_then(|mut entries| entries.next()) else {
+    let Some(other) = std::fs::read_dir("/sys/bus/pci/devices")
+        .ok()
+        .and_then(|mut entries| entries.next())
+    else {
         return missing("a PCI device");
     };
     let other = other.expect("an entry");
@@ -167,7 +192,9 @@ fn a_device_can_lie_near_another_one() {
         ("gpu0", "is not a PCI address, such as 0000:18:00.0"),
         ("beef:00:00.0", "no PCI device beef:00:00.0 here"),
     ] {
-        let output = doorbell(&["run", "--near", wrong, "--", "true"]).output().expect("doorbell was built");
+        let output = doorbell(&["run", "--near", wrong, "--", "true"])
+            .output()
+            .expect("doorbell was built");
         let (stdout, stderr) = texts(&output);
         assert_eq!((output.status.code(), stdout.as_str()), (Some(2), ""));
         assert!(stderr.contains(why) && stderr.contains("--near"), "{stderr}");

@@ -83,7 +83,14 @@ fn environment(folder: &Path, args: &DropinArgs, configs: &[DeviceConfig]) -> Re
     if args.no_sysfs {
         return fill(None);
     }
-    let places = configs.iter().enumerate().map(|(number, _)| Place::new(number, args.near.get(number)));
+    if args.near.len() > configs.len() {
+        let (near, devices) = (args.near.len(), configs.len());
+        return Err(Failure::usage(format!("--near: {near} PCI devices for {devices} soft devices (--address)")));
+    }
+    let places = configs
+        .iter()
+        .enumerate()
+        .map(|(number, _)| Place::new(number, args.near.get(number)));
     let places: Result<Vec<_>, _> = places.collect();
     let (shown, warnings) = sysfs::query(configs, places.map_err(Failure::usage)?).map_err(own)?;
     for warning in warnings {

@@ -112,15 +112,28 @@ impl Place {
         for (name, value) in LINK {
             put(files, &folder, name, &self.read(name).unwrap_or_else(|| value.into()));
             // The slot's, which limits a device behind it.
-            if let Some(line) = self.near.as_deref().and_then(Path::parent).and_then(|above| line_of(above, name)) {
+            if let Some(line) = self
+                .near
+                .as_deref()
+                .and_then(Path::parent)
+                .and_then(|above| line_of(above, name))
+            {
                 put(files, &self.above, name, &line);
             }
         }
         let first_node = Path::new("/sys/devices/system/node/node0");
         let node = if first_node.exists() { "0" } else { NO_NODE };
-        put(files, &folder, "numa_node", &self.read("numa_node").unwrap_or_else(|| node.into()));
+        put(
+            files,
+            &folder,
+            "numa_node",
+            &self.read("numa_node").unwrap_or_else(|| node.into()),
+        );
         let bus = self.address.get(..7).unwrap_or_default();
-        let cpus = [("local_cpus", "cpumap", "cpuaffinity"), ("local_cpulist", "cpulist", "cpulistaffinity")];
+        let cpus = [
+            ("local_cpus", "cpumap", "cpuaffinity"),
+            ("local_cpulist", "cpulist", "cpulistaffinity"),
+        ];
         for (name, of_node, of_bus) in cpus {
             if let Some(cpus) = self.read(name).or_else(|| line_of(first_node, of_node)) {
                 put(files, &folder, name, &cpus);
@@ -129,7 +142,10 @@ impl Place {
         }
         files.push((format!("{folder}/subsystem"), Content::Link("/sys/bus/pci".into())));
         files.push(self.link(&format!("sys/bus/pci/devices/{}", self.address), ""));
-        let to_bus = format!("../../{}/pci_bus/{bus}", self.above.strip_prefix("sys/").unwrap_or(&self.above));
+        let to_bus = format!(
+            "../../{}/pci_bus/{bus}",
+            self.above.strip_prefix("sys/").unwrap_or(&self.above)
+        );
         files.push((format!("sys/class/pci_bus/{bus}"), Content::Link(to_bus)));
     }
 

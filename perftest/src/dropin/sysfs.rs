@@ -131,7 +131,10 @@ pub(crate) fn files(devices: &[ShownDevice]) -> Vec<File> {
         put(&mut files, &uverbs, "abi_version", "1");
         // UCX requires a readable and writable character device. Only rdma-core's own library opens
         // it, which is not used here.
-        files.push((format!("dev/infiniband/uverbs{number}"), Content::Link("/dev/null".into())));
+        files.push((
+            format!("dev/infiniband/uverbs{number}"),
+            Content::Link("/dev/null".into()),
+        ));
         files.push(device.place.link(&format!("{uverbs}/device"), ""));
         device.put(&mut files);
     }

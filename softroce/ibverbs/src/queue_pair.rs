@@ -91,7 +91,11 @@ pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *m
     if attr.comp_mask & !KNOWN != 0 || !given(IBV_QP_INIT_ATTR_PD) || unsafe { (*attr.pd).context } != context {
         return errno::null(libc::EINVAL);
     }
-    let flags = if given(IBV_QP_INIT_ATTR_CREATE_FLAGS) { attr.create_flags } else { 0 };
+    let flags = if given(IBV_QP_INIT_ATTR_CREATE_FLAGS) {
+        attr.create_flags
+    } else {
+        0
+    };
     if attr.comp_mask & !SUPPORTED != 0 || flags & !FLAGS != 0 {
         return errno::null(libc::EOPNOTSUPP);
     }
@@ -121,12 +125,7 @@ pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
 
 /// # Safety
 /// `pd` is live and ours, as are the completion queues of `attr`, unless they are null.
-unsafe fn create(
-    pd: *mut ibv_pd,
-    attr: &ibv_qp_init_attr,
-    operations: Option<u64>,
-    create_flags: u32,
-) -> *mut ibv_qp {
+unsafe fn create(pd: *mut ibv_pd, attr: &ibv_qp_init_attr, operations: Option<u64>, create_flags: u32) -> *mut ibv_qp {
     // SAFETY: live by contract.
     let soft_pd = unsafe { &*pd.cast::<SoftPd>() };
     let transport = match attr.qp_type {

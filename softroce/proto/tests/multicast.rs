@@ -78,7 +78,10 @@ fn post_both(pair: &mut Pair, remote: Sge) {
 }
 
 fn both(pair: &Pair) -> [Qpn; 2] {
-    [pair.nodes[1].qpn, pair.nodes[1].second.expect("connect_second was called")]
+    [
+        pair.nodes[1].qpn,
+        pair.nodes[1].second.expect("connect_second was called"),
+    ]
 }
 
 #[test]
@@ -94,7 +97,10 @@ fn each_attached_queue_pair_receives_a_copy() {
     }
     // IPv4-mapped as in a GID, and a second time, without effect.
     let mapped = Ipv4Addr::new(239, 1, 2, 1).to_ipv6_mapped();
-    pair.nodes[1].endpoint.attach_multicast(mapped.into(), first, None).unwrap();
+    pair.nodes[1]
+        .endpoint
+        .attach_multicast(mapped.into(), first, None)
+        .unwrap();
     assert_eq!(deliver(&mut pair, group(1), &bytes), [5, 6]);
     let received = pair.bytes(1, remote).to_vec();
     for part in [&received[..100], &received[100..200]] {
@@ -192,7 +198,9 @@ fn groups_and_attachments_are_bounded() {
         })
     };
     let rc = create(Transport::Rc);
-    let datagram: Vec<Qpn> = (0..=Endpoint::MAX_MULTICAST_QPS).map(|_| create(Transport::Ud)).collect();
+    let datagram: Vec<Qpn> = (0..=Endpoint::MAX_MULTICAST_QPS)
+        .map(|_| create(Transport::Ud))
+        .collect();
     let unknown = Qpn::new(0x00ff_fffe);
     for (group, qpn, error) in [
         (group(1), rc, AttachError::NotDatagram),
@@ -208,11 +216,19 @@ fn groups_and_attachments_are_bounded() {
         .count();
     assert_eq!(attached, Endpoint::MAX_MULTICAST_QPS);
     let last = *datagram.last().unwrap();
-    let groups = (0..=Endpoint::MAX_MULTICAST_GROUPS as u16).map(|at| IpAddr::from((0xff0e_u128 << 112 | u128::from(at)).to_be_bytes()));
+    let groups = (0..=Endpoint::MAX_MULTICAST_GROUPS as u16)
+        .map(|at| IpAddr::from((0xff0e_u128 << 112 | u128::from(at)).to_be_bytes()));
     let joined = groups.map_while(|group| endpoint.attach_multicast(group, last, None).ok());
     assert_eq!(joined.count(), Endpoint::MAX_MULTICAST_GROUPS - 1);
-    assert_eq!(endpoint.attach_multicast(group(2), last, None), Err(AttachError::Exhausted));
+    assert_eq!(
+        endpoint.attach_multicast(group(2), last, None),
+        Err(AttachError::Exhausted)
+    );
     // A group that is left makes place for another.
-    assert!(datagram.iter().all(|&qpn| qpn == last || endpoint.detach_multicast(group(1), qpn)));
+    assert!(
+        datagram
+            .iter()
+            .all(|&qpn| qpn == last || endpoint.detach_multicast(group(1), qpn))
+    );
     assert_eq!(endpoint.attach_multicast(group(2), last, None), Ok(()));
 }

@@ -6,8 +6,8 @@ use core::ffi::{c_int, c_void};
 use std::mem;
 use std::net::IpAddr;
 
-use doorbell_roce_proto::Gid;
 use doorbell_roce_proto::qp::Path;
+use doorbell_roce_proto::{Gid, MULTICAST_QPN};
 use doorbell_softroce_ibverbs::{attach_mcast, detach_mcast};
 use doorbell_verbs_sys::rdmacm::{
     RDMA_CM_EVENT_MULTICAST_ERROR, RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_UDP_QKEY, rdma_cm_id, rdma_cm_join_mc_attr_ex,
@@ -26,9 +26,6 @@ use crate::queue_pair::address_vector;
 const REQUIRED: u32 = 3;
 /// `RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER`: the queue pair is not attached.
 const SENDONLY: u32 = 1;
-
-/// Of every queue pair that receives multicast packets (IBTA vol 1, 9.6.1.3).
-const MULTICAST_QPN: u32 = 0x00ff_ffff;
 
 /// A group that the identifier has joined.
 pub(crate) struct Membership {
@@ -104,7 +101,7 @@ unsafe fn join(
             private_data: context,
             private_data_len: 0,
             ah_attr: address_vector(&path),
-            qp_num: MULTICAST_QPN,
+            qp_num: MULTICAST_QPN.get(),
             qkey: RDMA_UDP_QKEY,
         }),
         ..EventInfo::plain(RDMA_CM_EVENT_MULTICAST_JOIN, 0)

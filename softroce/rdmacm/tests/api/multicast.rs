@@ -231,7 +231,10 @@ fn groups_that_cannot_be_joined_or_left() {
     let nowhere = sys((Ipv4Addr::UNSPECIFIED, 0).into());
     // SAFETY: live, and null where it is to fail.
     unsafe {
-        ok(rdma_bind_addr(connected.0, at(&sys(SocketAddr::new(own_address(1), 0)))));
+        ok(rdma_bind_addr(
+            connected.0,
+            at(&sys(SocketAddr::new(own_address(1), 0))),
+        ));
         for id in [connected, unbound] {
             fails(rdma_join_multicast(id.0, at(&address), ptr::null_mut()), libc::EINVAL);
         }

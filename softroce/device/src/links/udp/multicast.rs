@@ -179,7 +179,11 @@ mod tests {
     fn received(link: &mut Link, batch: &mut RxBatch) -> Vec<(SocketAddr, Vec<u8>)> {
         let mut all = Vec::new();
         while link.rx.receive(batch).unwrap() != 0 {
-            all.extend(batch.datagrams().map(|datagram| (datagram.dst, datagram.bytes.to_vec())));
+            all.extend(
+                batch
+                    .datagrams()
+                    .map(|datagram| (datagram.dst, datagram.bytes.to_vec())),
+            );
         }
         all
     }
@@ -211,7 +215,13 @@ mod tests {
         send(&link);
         let mut found = received(&mut link, &mut batch);
         found.sort();
-        assert_eq!(found, &expected.into_iter().filter(|(to, _)| *to != groups[0]).collect::<Vec<_>>()[..]);
+        assert_eq!(
+            found,
+            &expected
+                .into_iter()
+                .filter(|(to, _)| *to != groups[0])
+                .collect::<Vec<_>>()[..]
+        );
         assert!(link.multicast.join("[ff0e::1]:4791".parse().unwrap()).is_err());
     }
 }
