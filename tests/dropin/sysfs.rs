@@ -191,6 +191,7 @@ fn a_device_can_lie_near_another_one() {
     for (wrong, why) in [
         ("gpu0", "is not a PCI address, such as 0000:18:00.0"),
         ("beef:00:00.0", "no PCI device beef:00:00.0 here"),
+        ("beef:00:00.0,beef:00:01.0", "2 PCI devices for 1 soft devices"),
     ] {
         let output = doorbell(&["run", "--near", wrong, "--", "true"])
             .output()

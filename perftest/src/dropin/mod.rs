@@ -83,16 +83,8 @@ fn environment(folder: &Path, args: &DropinArgs, configs: &[DeviceConfig]) -> Re
     if args.no_sysfs {
         return fill(None);
     }
-    if args.near.len() > configs.len() {
-        let (near, devices) = (args.near.len(), configs.len());
-        return Err(Failure::usage(format!("--near: {near} PCI devices for {devices} soft devices (--address)")));
-    }
-    let places = configs
-        .iter()
-        .enumerate()
-        .map(|(number, _)| Place::new(number, args.near.get(number)));
-    let places: Result<Vec<_>, _> = places.collect();
-    let (shown, warnings) = sysfs::query(configs, places.map_err(Failure::usage)?).map_err(own)?;
+    let places = places(args, configs.len()).map_err(Failure::usage)?;
+    let (shown, warnings) = sysfs::query(configs, places).map_err(own)?;
     for warning in warnings {
         eprintln!("doorbell: warning: {warning}");
     }
@@ -104,6 +96,17 @@ fn environment(folder: &Path, args: &DropinArgs, configs: &[DeviceConfig]) -> Re
         variables.push(("DOORBELL_SOFT_ADDR", address.to_string().into()));
     }
     Ok(variables)
+}
+
+fn places(args: &DropinArgs, devices: usize) -> Result<Vec<Place>, String> {
+    if args.near.len() > devices {
+        return Err(format!(
+            "--near: {} PCI devices for {devices} soft devices (--address)",
+            args.near.len()
+        ));
+    }
+    let place = |number| Place::new(number, args.near.get(number));
+    (0..devices).map(place).collect()
 }
 
 /// The variables for the options, and the devices that result together with the environment.
