@@ -36,6 +36,7 @@ impl FromStr for PciAddress {
     }
 }
 
+/// The link of an adapter, from which topology code computes a bandwidth.
 const LINK: [(&str, &str); 4] = [
     ("max_link_speed", "16.0 GT/s PCIe"),
     ("max_link_width", "16"),
@@ -57,7 +58,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// The place of a device by its number. The class, NUMA node and link are those of `near`, or
+    /// The place of a device by its number. NUMA node, processors and link are those of `near`, or
     /// those of an adapter at the first node.
     ///
     /// # Errors
