@@ -12,6 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::coll::{CollArgs, NOTES};
 use crate::compare::CompareArgs;
 use crate::device::MemoryPlace;
+use crate::dropin::PciAddress;
 use crate::html::ReportArgs;
 use crate::plan::Kind;
 use crate::report::{Thresholds, column_help};
@@ -166,6 +167,15 @@ pub(crate) struct DropinArgs {
     /// Speed at which this device sends, in bits per second: soft1=1Gb; may be given for each device
     #[arg(long, value_name = "DEV=RATE")]
     pub(crate) slow: Vec<String>,
+    /// PCI device that its place in sysfs is next to, such as a GPU; each one after a comma is for the next device
+    #[arg(
+        long,
+        value_name = "PCI[,PCI]",
+        value_delimiter = ',',
+        num_args = 1,
+        conflicts_with = "no_sysfs"
+    )]
+    pub(crate) near: Vec<PciAddress>,
     /// Do not present the device in /sys/class/infiniband, and do not set LD_PRELOAD
     #[arg(long)]
     pub(crate) no_sysfs: bool,

@@ -182,7 +182,7 @@ mod tests {
                 "sys/class/infiniband/soft0/node_type".to_owned(),
                 Content::Line(line.clone()),
             ),
-            ("dev/infiniband/uverbs0".to_owned(), Content::Link("/dev/null")),
+            ("dev/infiniband/uverbs0".to_owned(), Content::Link("/dev/null".into())),
         ];
         for libraries in ["/first", "/second one"] {
             let variables = fill(folder.path(), Path::new(libraries), Some(&files), &[]).unwrap();

@@ -1,10 +1,11 @@
 //! `doorbell run` and `doorbell env`: unmodified libibverbs programs on the userspace device.
 //!
 //! The loader finds links to the drop-in library by `LD_LIBRARY_PATH`
-//! (docs/decisions/031-doorbell-run.md). `options` has the devices, `library` finds the drop-in libraries, `folder` makes the
-//! links, `owner` records the owners, `sysfs` has the files that the preloaded library presents,
-//! `program` checks the program, `brought` finds libraries that
-//! would bypass the drop-in, in the packages of the interpreter that `python` finds, and `child` runs it.
+//! (docs/decisions/031-doorbell-run.md). `options` has the devices, `library` finds the drop-in
+//! libraries, `folder` makes the links, `owner` records the owners, `sysfs` has the files that the
+//! preloaded library presents and `pci` the place of the devices in them, `program` checks the
+//! program, `brought` finds libraries that would bypass the drop-in, in the packages of the
+//! interpreter that `python` finds, and `child` runs it.
 
 mod brought;
 mod child;
@@ -12,6 +13,7 @@ mod folder;
 mod library;
 mod options;
 mod owner;
+mod pci;
 mod program;
 mod python;
 mod sysfs;
@@ -27,6 +29,8 @@ use doorbell_softroce_ibverbs::DeviceConfig;
 use crate::cli::{DropinArgs, EnvArgs, RunArgs};
 use crate::failure::{Failure, one_line};
 use crate::report;
+pub(crate) use pci::PciAddress;
+use pci::Place;
 use sysfs::ShownDevice;
 
 /// The exit status of env(1) for its own failures.
@@ -107,7 +111,8 @@ fn environment(
         }
         return fill(None);
     }
-    let (shown, warnings) = sysfs::query(configs).map_err(own)?;
+    let places = places(args, configs.len()).map_err(Failure::usage)?;
+    let (shown, warnings) = sysfs::query(configs, places).map_err(own)?;
     for warning in warnings {
         eprintln!("doorbell: warning: {warning}");
     }
@@ -119,6 +124,17 @@ fn environment(
         variables.push(("DOORBELL_SOFT_ADDR", address.to_string().into()));
     }
     Ok(variables)
+}
+
+fn places(args: &DropinArgs, devices: usize) -> Result<Vec<Place>, String> {
+    if args.near.len() > devices {
+        return Err(format!(
+            "--near: {} PCI devices for {devices} soft devices (--address)",
+            args.near.len()
+        ));
+    }
+    let place = |number| Place::new(number, args.near.get(number));
+    (0..devices).map(place).collect()
 }
 
 /// `folder` before the present value of a variable such as `LD_LIBRARY_PATH`; an empty entry would

@@ -21,7 +21,7 @@ use crate::host::{Flags, Host};
 use crate::links::shm::CopyMode;
 use crate::links::shm_ring::segment::{self, Segment};
 use crate::links::udp::pcap::Capture;
-use crate::links::udp::{BindError, Link, PortState, require_unicast};
+use crate::links::udp::{BindError, Link, MulticastSockets, PortState, require_unicast};
 use crate::progress;
 use crate::state::Core;
 use crate::wakeup::Wakeup;
@@ -134,6 +134,7 @@ pub struct Device {
     info: DeviceInfo,
     shared: Arc<Shared>,
     host: Arc<Host>,
+    multicast: MulticastSockets,
     /// Packets for processes of this host use shm links.
     uses_shm: bool,
     uses_segments: bool,
@@ -240,6 +241,7 @@ impl Device {
             info,
             shared,
             host,
+            multicast: link.multicast,
             uses_shm: !config.is_udp_only(),
             copy_mode: config.copy_mode,
             uses_segments: !config.is_udp_only() && config.copy_mode != Some(CopyMode::Ring),
@@ -297,6 +299,11 @@ impl Device {
     pub fn copy_modes(&self) -> Vec<CopyMode> {
         let permits = |mode: &CopyMode| self.uses_shm && self.copy_mode.is_none_or(|forced| forced == *mode);
         CopyMode::ALL.into_iter().filter(permits).collect()
+    }
+
+    /// Used under the core lock, which keeps it in accord with the engine's groups.
+    pub(crate) fn multicast(&self) -> &MulticastSockets {
+        &self.multicast
     }
 
     pub(crate) fn shared(&self) -> &Shared {

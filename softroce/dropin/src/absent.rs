@@ -15,11 +15,6 @@ pub(crate) unsafe extern "C" fn object() -> *mut c_void {
     ptr::null_mut()
 }
 
-/// ibv_attach_mcast(3), ibv_detach_mcast(3): no multicast groups, as the attributes say.
-pub(crate) unsafe extern "C" fn multicast() -> c_int {
-    libc::EOPNOTSUPP
-}
-
 /// ibv_query_ece(3) and ibv_set_ece(3): no extensions beyond the standard.
 pub(crate) unsafe extern "C" fn ece() -> c_int {
     libc::EOPNOTSUPP

@@ -3,6 +3,7 @@
 mod config;
 mod deferred;
 mod fast_path;
+mod multicast;
 mod types;
 
 use std::collections::VecDeque;
@@ -26,6 +27,8 @@ use crate::{Instant, Qpn};
 
 pub use config::{EndpointConfig, LinkCapabilities};
 pub use fast_path::FastPathSend;
+use multicast::MulticastGroups;
+pub use multicast::{AttachError, MULTICAST_QPN};
 pub use types::{AsyncEvent, Datagram, Ident, LinkPacket, Transmit};
 
 /// Packets that one queue pair sends before the next one's turn: enough for a GSO run.
@@ -52,6 +55,7 @@ pub struct Endpoint {
     /// The queue pair of the last UDP packet returned, cleared when its path may change.
     last_sent: Option<u32>,
     gsi: Gsi,
+    multicast: MulticastGroups,
     full_links: FullLinks,
     out: Outbox,
 }
@@ -118,6 +122,7 @@ impl Endpoint {
                 ..SendSchedule::default()
             },
             gsi: Gsi::default(),
+            multicast: MulticastGroups::default(),
             full_links: FullLinks::default(),
             out: Outbox::default(),
         }
@@ -200,6 +205,7 @@ impl Endpoint {
             if let Some(srq) = qp.srq() {
                 self.out.srqs.detach(srq);
             }
+            self.multicast.detach(qpn, |_| true);
         }
         self.qps.remove(qpn)
     }
@@ -315,6 +321,9 @@ impl Endpoint {
                 return;
             }
         };
+        if datagram.dst.is_multicast() {
+            return self.handle_multicast(now, datagram, packet, memory);
+        }
         if packet.bth.dest_qp == GSI {
             self.handle_management(now, datagram, &packet);
             return;

@@ -8,6 +8,7 @@ mod faults;
 mod gids;
 mod import;
 mod memory;
+mod multicast;
 mod objects;
 mod on_demand;
 mod operations;

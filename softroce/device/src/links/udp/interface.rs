@@ -20,6 +20,11 @@ pub(super) fn mtu_of(socket: &UdpSocket, ip: IpAddr) -> u32 {
     sys::interface_mtu(socket.as_fd(), &name).unwrap_or(DEFAULT_MTU)
 }
 
+/// The index of the interface with the address `ip`; 0 where there is none.
+pub(super) fn index_of(ip: IpAddr) -> u32 {
+    name_of(ip).map_or(0, |name| if_nametoindex(&*name).unwrap_or(0))
+}
+
 /// The interface with the address, or a loopback one whose subnet has it: `lo` has all of 127/8.
 fn name_of(ip: IpAddr) -> Option<String> {
     interface_of(getifaddrs().ok()?, ip)

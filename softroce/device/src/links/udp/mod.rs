@@ -9,6 +9,7 @@ pub mod fault;
 mod files;
 mod halves;
 mod interface;
+mod multicast;
 pub mod pcap;
 mod port;
 mod rx;
@@ -20,6 +21,7 @@ pub use files::LinkFiles;
 pub use halves::BindError;
 pub(crate) use halves::{ROCE_PORT, require_unicast};
 pub use interface::PortState;
+pub use multicast::MulticastSockets;
 pub use port::Port;
 pub use rx::{Datagram, RxBatch};
 pub(crate) use tx::MAX_PACKET;
@@ -70,6 +72,8 @@ pub struct Link {
     pub acks: Option<Box<dyn Transmit>>,
     /// The receiving half.
     pub rx: Box<dyn Receive>,
+    /// Receives from multicast groups as well.
+    pub multicast: MulticastSockets,
     /// What to sleep on.
     pub files: LinkFiles,
     /// Reports changes of the port's state.
