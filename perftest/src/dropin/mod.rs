@@ -151,8 +151,8 @@ fn before(folder: &Path, name: &str) -> OsString {
     value
 }
 
-/// `libraries` after the present value of a variable such as `LD_PRELOAD`: some libraries there must
-/// come first.
+/// `libraries` after the present value of a variable such as `LD_PRELOAD`: some libraries there
+/// must come first.
 fn after(name: &str, libraries: &[&OsStr]) -> OsString {
     let mut all: Vec<OsString> = Vec::new();
     if let Some(others) = env::var_os(name).filter(|others| !others.is_empty()) {

@@ -87,7 +87,8 @@ fn faults(args: &DropinArgs) -> Result<Option<String>, Failure> {
     Ok(Some(all.join(";")))
 }
 
-/// The sections of `DOORBELL_FAULTS` for the values of `flag`, each a device and a value of `fault`.
+/// The sections of `DOORBELL_FAULTS` for the values of `flag`, each a device and a value of
+/// `fault`.
 fn sections(flag: &str, values: &[String], separator: char, fault: &str) -> Result<Vec<String>, Failure> {
     let mut sections = Vec::new();
     let mut named = Vec::new();

@@ -1,5 +1,5 @@
-//! `libibverbs.so.1`, `librdmacm.so.1` and a `libmlx5.so.1` without devices, in one file, over the userspace RoCEv2 device; `doorbell
-//! run` substitutes it for the system's libraries.
+//! `libibverbs.so.1`, `librdmacm.so.1` and a `libmlx5.so.1` without devices, in one file, over the
+//! userspace RoCEv2 device; `doorbell run` substitutes it for the system's libraries.
 //!
 //! The lists in `exports/` name every symbol with its versions; `build.rs` and `export` generate
 //! them. Most are entries of the [`Api`](doorbell_verbs_sys::Api) table of softroce/ibverbs or

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 const MAX_DELAY: Duration = Duration::from_secs(10);
 
-/// The faults of a port, such as `drop=0.05,rate=1Gb,delay=100us,down=3s+1s,seed=7`. Faults that are
-/// not named are off.
+/// The faults of a port, such as `drop=0.05,rate=1Gb,delay=100us,down=3s+1s,seed=7`. Faults that
+/// are not named are off.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct FaultConfig {
     /// The fraction of packets that are lost, 0 to 1.

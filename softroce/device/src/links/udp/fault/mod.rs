@@ -161,7 +161,8 @@ impl Transmit for FaultTx {
         self.inner.transmit(due, now)
     }
 
-    /// The earliest delayed packet, or when the rate permits more; at once when the socket had no space for all that was due.
+    /// The earliest delayed packet, or when the rate permits more; at once when the socket had no
+    /// space for all that was due.
     fn due(&self) -> Option<Instant> {
         if self.due.as_ref().is_some_and(|due| !due.is_empty()) {
             return Some(Instant::ZERO);
