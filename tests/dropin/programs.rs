@@ -79,6 +79,20 @@ fn the_service_level_of_a_datagram_is_the_type_of_its_frame() {
     assert_eq!(texts(&output), ("9\n".to_owned(), String::new()));
 }
 
+/// rping's server overwrites its one variable with the second of two ids, and creates two queue
+/// pairs on it (EINVAL): a server that does not, has all of them.
+#[test]
+fn clients_that_connect_at_once_are_all_served() {
+    let Some((_folder, program)) = compiled("crowd.c", &["-lrdmacm", "-libverbs", "-lpthread"]) else {
+        return;
+    };
+    let here = address();
+    let output = doorbell(&["run", "--address", &here, "--", path(&program), &here])
+        .output()
+        .expect("doorbell was built");
+    assert!(output.status.success(), "{:?}", texts(&output));
+}
+
 /// The library prints nothing: errno reports the failure, `DOORBELL_LOG` enables logging.
 #[test]
 fn a_device_that_does_not_open_is_an_errno_value() {
