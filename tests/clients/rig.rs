@@ -37,6 +37,8 @@ pub(crate) struct Rig {
     scratch: Scratch,
     /// The device's address: not loopback, which libfabric does not use for RDMA.
     address: IpAddr,
+    /// The device's UDP port: another user may have the usual one.
+    port: u16,
 }
 
 /// Both ends of a run, the server first.
@@ -51,10 +53,12 @@ impl Rig {
         let scratch = Scratch::new("clients", 20_000..30_000)?;
         fs::write(scratch.path().join("ring.c"), include_str!("ring.c"))?;
         let address = own_address().context("this host has no address but loopback's")?;
+        let port = scratch.port()?;
         Ok(Self {
             doorbell,
             scratch,
             address,
+            port,
         })
     }
 
@@ -148,9 +152,9 @@ impl Rig {
             .replace("RING", &ring.display().to_string());
         let mut words = unprivileged();
         if run.on_device {
-            let address = self.address.to_string();
-            let doorbell = self.doorbell.display().to_string();
-            words.extend([doorbell, "run".into(), "--address".into(), address, "--".into()]);
+            words.extend([self.doorbell.display().to_string(), "run".to_owned()]);
+            words.extend(["--address".to_owned(), self.address.to_string()]);
+            words.extend(["--port".to_owned(), self.port.to_string(), "--".to_owned()]);
         }
         words.extend(["sh".to_owned(), "-c".to_owned(), line]);
         words
