@@ -216,13 +216,24 @@ fn fio() -> Vec<Case> {
     let run = |engine: &str, server: &str, client: &str, size: &str| {
         let common = format!("--ioengine={engine} --port=PORT --bs=64k --size={size} --iodepth=8");
         let server = format!("fio --name=server {common} {server} --rw=read --verify=crc32c");
-        let client = format!("fio --name=client {common} {client} --hostname=HOST --rw=write --verify=crc32c --do_verify=0");
+        let client =
+            format!("fio --name=client {common} {client} --hostname=HOST --rw=write --verify=crc32c --do_verify=0");
         pair(&server, Ready::Idle, &client, read::fio)
     };
     vec![
-        Case::new("fio", "fio", "send, crc32c verified", run("rdma", "", "--verb=send", "128m"))
-            .beside(run("net", "--listen", "", "128m"))
-            .lasting(run("rdma", "--time_based --runtime=3600", "--verb=send --time_based --runtime=3600", "128m")),
+        Case::new(
+            "fio",
+            "fio",
+            "send, crc32c verified",
+            run("rdma", "", "--verb=send", "128m"),
+        )
+        .beside(run("net", "--listen", "", "128m"))
+        .lasting(run(
+            "rdma",
+            "--time_based --runtime=3600",
+            "--verb=send --time_based --runtime=3600",
+            "128m",
+        )),
     ]
 }
 
@@ -282,11 +293,21 @@ fn ucp(transport: &'static str, test: &'static str) -> Case {
         pair("ucx_perftest -p PORT", Ready::Listening, &client, read).with(&[("UCX_TLS", tls)])
     };
     let tls = if transport == "rc" { "rc_v,self" } else { "ud_v,self" };
-    let read = if test.ends_with("_bw") { read::ucx_bandwidth } else { read::ucx_latency };
-    let case = Case::new("ucx_perftest", "ucx-utils", &format!("{test}, {transport}_verbs"), run(tls, 2000, read))
-        .beside(run("tcp,self", 2000, read));
+    let read = if test.ends_with("_bw") {
+        read::ucx_bandwidth
+    } else {
+        read::ucx_latency
+    };
+    let case = Case::new(
+        "ucx_perftest",
+        "ucx-utils",
+        &format!("{test}, {transport}_verbs"),
+        run(tls, 2000, read),
+    )
+    .beside(run("tcp,self", 2000, read));
     match test {
         "tag_lat" => case.lasting(run(tls, 1_000_000_000, read)),
+        "tag_bw" => case,
         _ => case.full(),
     }
 }
@@ -296,9 +317,19 @@ fn uct(transport: &'static str, test: &'static str) -> Case {
         let client = format!("ucx_perftest -p PORT HOST {} {device}", ucx_options(test, 2000));
         pair("ucx_perftest -p PORT", Ready::Listening, &client, read)
     };
-    let read = if test.ends_with("_bw") { read::ucx_bandwidth } else { read::ucx_latency };
+    let read = if test.ends_with("_bw") {
+        read::ucx_bandwidth
+    } else {
+        read::ucx_latency
+    };
     let device = format!("-x {transport}_verbs -d soft0:1");
-    Case::new("ucx_perftest", "ucx-utils", &format!("UCT {test}, {transport}_verbs"), run(&device, read)).full()
+    Case::new(
+        "ucx_perftest",
+        "ucx-utils",
+        &format!("UCT {test}, {transport}_verbs"),
+        run(&device, read),
+    )
+    .full()
 }
 
 /// Two ranks on one host; without shared memory, which each would otherwise prefer.

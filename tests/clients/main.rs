@@ -23,11 +23,12 @@ const USAGE: &str = "\
 clients [NAME...] [--full] [--list] [--doorbell FILE] [--check FILE | --write FILE]
 
   NAME            only rows whose client and mode contain it
-  --full          also the rows that take long or need large packages
+  --full          also the rows that take long or need large packages; of each row also the client without RDMA, and
+                  each end killed
   --list          show the rows
   --doorbell FILE the command [default: beside this program]
   --check FILE    fail when a row verified something else than in the table of FILE
-  --write FILE    write the rows that were run to the table of FILE
+  --write FILE    write the rows that were run to the table of FILE, each with all columns
 
 Exit status: 0 all passed, 1 a failure, 2 bad usage.
 ";
@@ -91,8 +92,9 @@ fn run(options: &Options) -> Result<bool> {
     let rig = Rig::new(&options.doorbell)?;
     let mut retries = RetryBudget::default();
     let mut rows = Vec::new();
+    let whole = options.full || options.write.is_some();
     for (index, case) in cases.iter().enumerate() {
-        let row = tried(&rig, case, index, &mut retries)?;
+        let row = tried(&rig, case, whole, index, &mut retries)?;
         rows.extend(row.map(|outcome| (case, outcome)));
     }
     let failures = cases.len() - rows.len();
@@ -102,12 +104,12 @@ fn run(options: &Options) -> Result<bool> {
 }
 
 /// A row's outcome, tried again while the budget lasts; `None` when it fails.
-fn tried(rig: &Rig, case: &Case, index: usize, retries: &mut RetryBudget) -> Result<Option<Outcome>> {
+fn tried(rig: &Rig, case: &Case, whole: bool, index: usize, retries: &mut RetryBudget) -> Result<Option<Outcome>> {
     let what = describe(case);
     for attempt in 1.. {
         let name = format!("{index}-{attempt}");
         let started = Instant::now();
-        let outcome = rig.perform(case, &name);
+        let outcome = rig.perform(case, whole, &name);
         check_not_stopped()?;
         let took = started.elapsed().as_secs_f64();
         match outcome {

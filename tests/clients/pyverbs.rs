@@ -73,9 +73,16 @@ pub(crate) fn judged(output: &str) -> Result<String> {
     let suite = Suite::read(output)?;
     let waivers = waivers::read(Path::new(WAIVERS))?;
     let covered = |name: &String| waivers.iter().any(|waiver| waiver.covers(name));
-    let unlisted: Vec<_> = suite.failed.iter().filter(|name| !covered(name)).map(String::as_str).collect();
+    let unlisted: Vec<_> = suite
+        .failed
+        .iter()
+        .filter(|name| !covered(name))
+        .map(String::as_str)
+        .collect();
     ensure!(unlisted.is_empty(), "fails, not in {WAIVERS}: {}", unlisted.join(" "));
-    let stale = waivers.iter().find(|waiver| !suite.failed.iter().any(|name| waiver.covers(name)));
+    let stale = waivers
+        .iter()
+        .find(|waiver| !suite.failed.iter().any(|name| waiver.covers(name)));
     if let Some(waiver) = stale {
         return Err(anyhow::anyhow!("{} is in {WAIVERS}, and passes", waiver.pattern));
     }

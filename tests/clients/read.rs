@@ -91,16 +91,25 @@ pub(crate) fn qperf(_: &str, client: &str) -> Result<Report> {
             (found.trim() == name).then(|| value.trim().to_owned())
         })
     };
-    let messages = ["recv_msgs", "loc_recv_msgs", "rem_recv_msgs", "send_msgs", "rem_send_msgs"]
-        .iter()
-        .find_map(|name| value(name))
-        .context("no count of messages")?;
+    let messages = [
+        "recv_msgs",
+        "loc_recv_msgs",
+        "rem_recv_msgs",
+        "send_msgs",
+        "rem_send_msgs",
+    ]
+    .iter()
+    .find_map(|name| value(name))
+    .context("no count of messages")?;
     ensure!(messages != "0", "no message");
     let figure = value("bw")
         .or_else(|| value("latency"))
         .or_else(|| value("msg_rate"))
         .context("no figure")?;
-    report("one second, messages counted by the client", figure.replace(" us", " µs"))
+    report(
+        "one second, messages counted by the client",
+        figure.replace(" us", " µs"),
+    )
 }
 
 /// The server's `issued rwts: total=READS,…`, and its bandwidth with verification.
@@ -131,7 +140,10 @@ fn ucx(output: &str) -> Result<[f64; 8]> {
         .map(|line| line.split_whitespace().map(str::parse).collect::<Result<Vec<f64>, _>>());
     let row = row.flatten().find(|row| row.len() == 8).context("no line of results")?;
     let row = <[f64; 8]>::try_from(row).ok().context("no line of results")?;
-    ensure!(row[0] > 0.0 && row[1..].iter().any(|&value| value > 0.0), "nothing was measured");
+    ensure!(
+        row[0] > 0.0 && row[1..].iter().any(|&value| value > 0.0),
+        "nothing was measured"
+    );
     Ok(row)
 }
 
@@ -181,7 +193,8 @@ mod tests {
         );
         let lines = "rc_bw:\n    bw          =     9.11 GB/sec\n    recv_msgs   =  139,050 \n";
         assert_eq!(shown(qperf, "", lines)[1], "9.11 GB/sec");
-        let server = "x: (groupid=0): err= 0: pid=1\n issued rwts: total=64,0,0,0 short\n  READ: bw=7984KiB/s (81.7MB/s), 7\n";
+        let server =
+            "x: (groupid=0): err= 0: pid=1\n issued rwts: total=64,0,0,0 short\n  READ: bw=7984KiB/s (81.7MB/s), 7\n";
         assert_eq!(
             shown(fio, server, "err= 0:"),
             ["64 blocks of 64 KiB, crc32c", "81.7 MB/s"]
@@ -200,7 +213,16 @@ mod tests {
     #[test]
     fn an_output_without_a_figure_is_an_error() {
         let all = [
-            pyverbs, fabric, rping, ucmatose, udaddy, qperf, fio, ucx_latency, ucx_bandwidth, ring,
+            pyverbs,
+            fabric,
+            rping,
+            ucmatose,
+            udaddy,
+            qperf,
+            fio,
+            ucx_latency,
+            ucx_bandwidth,
+            ring,
         ];
         for read in all {
             assert!(read("", "").is_err());

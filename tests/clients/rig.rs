@@ -62,15 +62,16 @@ impl Rig {
         })
     }
 
-    /// Runs a row. `name` is of a folder of its own.
-    pub(crate) fn perform(&self, case: &Case, name: &str) -> Result<Outcome> {
+    /// Runs a row; if `whole`, also without RDMA and with each end killed. `name` is of a folder of
+    /// its own.
+    pub(crate) fn perform(&self, case: &Case, whole: bool, name: &str) -> Result<Outcome> {
         let report = self.report(&case.run, name)?;
-        let beside = match &case.beside {
+        let beside = match case.beside.as_ref().filter(|_| whole) {
             Some(run) => self.report(run, &format!("{name}-beside"))?.figure,
             None => "–".to_owned(),
         };
         let mut killed = [(); 2].map(|()| "–".to_owned());
-        if let Some(run) = &case.lasting {
+        if let Some(run) = case.lasting.as_ref().filter(|_| whole) {
             for (index, survivor) in killed.iter_mut().enumerate() {
                 *survivor = self.killed(run, index, &format!("{name}-killed-{}", ENDS[index]))?;
             }

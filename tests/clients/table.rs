@@ -20,9 +20,7 @@ const HEAD: &str = "\
 fn line(case: &Case, version: &str, outcome: &Outcome) -> String {
     let Outcome { report, beside, killed } = outcome;
     let [server, client] = killed;
-    let Case {
-        client: name, mode, ..
-    } = case;
+    let Case { client: name, mode, .. } = case;
     let (verified, figure) = (&report.verified, &report.figure);
     format!("| {name} | {version} | {mode} | {verified} | {figure} | {beside} | {server} | {client} |")
 }
@@ -106,7 +104,9 @@ mod tests {
             .into_iter()
             .filter(|case| case.client == "rping" || case.client == "udaddy")
             .collect();
-        let [rping, udaddy] = &cases[..] else { panic!("{cases:?}") };
+        let [rping, udaddy] = &cases[..] else {
+            panic!("{cases:?}")
+        };
         // dpkg's own package is installed where there is dpkg.
         let here = |case: &Case| Case {
             package: "dpkg",
@@ -119,7 +119,10 @@ mod tests {
         let text = written(FILE, &[(&udaddy, outcome("three"))]).unwrap();
         let text = written(&text, &[(&rping, outcome("ten"))]).unwrap();
         let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("| ")).collect();
-        assert!(is_of(lines[1], &rping) && is_of(lines[2], &udaddy) && lines.len() == 3, "{text}");
+        assert!(
+            is_of(lines[1], &rping) && is_of(lines[2], &udaddy) && lines.len() == 3,
+            "{text}"
+        );
         assert!(text.contains("\nwhy\n"), "{text}");
         assert!(differences(&text, &[(&rping, outcome("ten"))]).unwrap().is_empty());
         let changed = differences(&text, &[(&rping, outcome("nine"))]).unwrap();

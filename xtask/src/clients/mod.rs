@@ -16,10 +16,11 @@ Usage: cargo xtask clients [NAME...] [OPTIONS]
 
   NAME              only rows whose client and mode contain it
 Options:
-      --full        also the rows that take long or need large packages
+      --full        also the rows that take long or need large packages; of each row also the client without
+                    RDMA, and each end killed
       --list        show the rows
       --check FILE  fail when a row verified something else than in the table of FILE
-      --write FILE  write the rows that were run to the table of FILE (docs/CLIENTS.md)
+      --write FILE  write the rows that were run to the table of FILE (docs/CLIENTS.md), with all columns
   -h, --help        show this
 
 Exit status: 0 all passed, 1 a failure, 2 a wrong call.
