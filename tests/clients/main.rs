@@ -138,7 +138,7 @@ fn record(options: &Options, rows: &[(&Case, Outcome)]) -> Result<bool> {
     };
     let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     if options.write.is_some() {
-        fs::write(file, table::written(&text, rows)?)?;
+        fs::write(file, table::written(&text, rows, table::version)?)?;
         return Ok(true);
     }
     let differences = table::differences(&text, rows)?;

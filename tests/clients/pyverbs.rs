@@ -1,7 +1,7 @@
 //! rdma-core's tests: each that fails is in `docs/waivers/pyverbs.txt` with its reason.
 
-use anyhow::{Context, Result, ensure};
-use doorbell_tests::conformance::waivers;
+use anyhow::{Result, bail, ensure};
+use doorbell_tests::conformance::waivers::{self, Waiver};
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
@@ -11,20 +11,20 @@ const WAIVERS: &str = "docs/waivers/pyverbs.txt";
 
 /// What `unittest -v` printed.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Suite {
+struct Suite {
     run: usize,
     skipped: usize,
     /// `tests.MODULE.CLASS.NAME`.
     failed: BTreeSet<String>,
     /// Of each reason, numbers replaced, how many tests were skipped.
-    pub(crate) reasons: BTreeMap<String, usize>,
+    reasons: BTreeMap<String, usize>,
 }
 
 impl Suite {
-    pub(crate) fn read(output: &str) -> Result<Self> {
+    fn read(output: &str) -> Result<Self> {
         let mut suite = Suite::default();
         for line in output.lines() {
-            if let Some((_, reason)) = line.split_once(" ... skipped ").or(line.split_once("\" skipped ")) {
+            if let Some((_, reason)) = line.split_once(" ... skipped ") {
                 let reason = reason.trim_matches(['\'', '"']);
                 *suite.reasons.entry(generic(reason)).or_default() += 1;
             } else if let Some(name) = line.strip_prefix("FAIL: ").or(line.strip_prefix("ERROR: ")) {
@@ -68,10 +68,14 @@ fn generic(reason: &str) -> String {
     text
 }
 
+fn listed() -> Result<Vec<Waiver>> {
+    waivers::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(WAIVERS))
+}
+
 /// The counts; an error when a failure is not listed, or one that is listed passes.
 pub(crate) fn judged(output: &str) -> Result<String> {
     let suite = Suite::read(output)?;
-    let waivers = waivers::read(Path::new(WAIVERS))?;
+    let waivers = listed()?;
     let covered = |name: &String| waivers.iter().any(|waiver| waiver.covers(name));
     let unlisted: Vec<_> = suite
         .failed
@@ -84,7 +88,7 @@ pub(crate) fn judged(output: &str) -> Result<String> {
         .iter()
         .find(|waiver| !suite.failed.iter().any(|name| waiver.covers(name)));
     if let Some(waiver) = stale {
-        return Err(anyhow::anyhow!("{} is in {WAIVERS}, and passes", waiver.pattern));
+        bail!("{} is in {WAIVERS}, and passes", waiver.pattern);
     }
     let passed = suite.passed();
     ensure!(passed > 0, "no test passed");
@@ -99,7 +103,7 @@ pub(crate) fn tables(output: &str) -> Result<String> {
     for (reason, count) in &suite.reasons {
         text += &format!("| {count} | {reason} |\n");
     }
-    let waivers = waivers::read(Path::new(WAIVERS)).context("the list of failures")?;
+    let waivers = listed()?;
     if !waivers.is_empty() {
         text += "\n| test of pyverbs that fails | reason |\n|---|---|\n";
     }

@@ -106,10 +106,8 @@ pub(crate) fn qperf(_: &str, client: &str) -> Result<Report> {
         .or_else(|| value("latency"))
         .or_else(|| value("msg_rate"))
         .context("no figure")?;
-    report(
-        "one second, messages counted by the client",
-        figure.replace(" us", " µs"),
-    )
+    let figure = figure.replace(" us", " µs").replace("/sec", "/s");
+    report("one second, messages counted", figure)
 }
 
 /// The server's `issued rwts: total=READS,…`, and its bandwidth with verification.
@@ -192,7 +190,7 @@ mod tests {
             ["2 sizes × 100 round trips, every byte", "9.5 µs, 1.97 GB/s"]
         );
         let lines = "rc_bw:\n    bw          =     9.11 GB/sec\n    recv_msgs   =  139,050 \n";
-        assert_eq!(shown(qperf, "", lines)[1], "9.11 GB/sec");
+        assert_eq!(shown(qperf, "", lines)[1], "9.11 GB/s");
         let server =
             "x: (groupid=0): err= 0: pid=1\n issued rwts: total=64,0,0,0 short\n  READ: bw=7984KiB/s (81.7MB/s), 7\n";
         assert_eq!(

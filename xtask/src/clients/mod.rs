@@ -60,8 +60,10 @@ fn build() -> Result<Verdict> {
 
 /// Runs the program in the folder `programs`, with what its rows need installed.
 pub(crate) fn run(programs: &Path, arguments: &[&str]) -> Result<Verdict> {
-    let large = arguments.contains(&"--full").then_some(&setup::LARGE_CLIENTS[..]);
-    let needs = [&setup::CLIENTS[..], large.unwrap_or_default()].concat();
+    let mut needs = setup::CLIENTS.to_vec();
+    if arguments.contains(&"--full") {
+        needs.extend(setup::LARGE_CLIENTS);
+    }
     match setup::provide(&needs)?.as_slice() {
         [] => {}
         missing => return lacking(missing),
