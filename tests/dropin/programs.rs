@@ -83,7 +83,7 @@ fn the_service_level_of_a_datagram_is_the_type_of_its_frame() {
 /// pairs on it (EINVAL): a server that does not, has all of them.
 #[test]
 fn clients_that_connect_at_once_are_all_served() {
-    let Some((_folder, program)) = compiled("crowd.c", &["-lrdmacm", "-libverbs", "-lpthread"]) else {
+    let Some((_folder, program)) = compiled("at_once.c", &["-lrdmacm", "-libverbs", "-lpthread"]) else {
         return;
     };
     let here = address();
