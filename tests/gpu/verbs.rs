@@ -22,7 +22,10 @@ fn copies_do_not_wait_for_a_launch_that_waits() {
             .output()
             .unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
-        assert!(said.matches("PASS").count() == 2 && output.status.success(), "{link}: {said}");
+        assert!(
+            said.matches("PASS").count() == 2 && output.status.success(),
+            "{link}: {said}"
+        );
     }
 }
 

@@ -41,9 +41,8 @@ impl Pd {
     /// When a size is out of range, an object of another device, or the device has no more queues.
     pub fn shared_receive_queue(&self, config: SrqConfig, owner: EventOwner) -> Result<Srq, LimitError> {
         check(config.max_wr)?;
-        let is_of_this = |xrc: &XrcSrqConfig| {
-            xrc.cq.is_of(self.device()) && Arc::ptr_eq(xrc.xrcd.device(), self.device())
-        };
+        let is_of_this =
+            |xrc: &XrcSrqConfig| xrc.cq.is_of(self.device()) && Arc::ptr_eq(xrc.xrcd.device(), self.device());
         if config.max_sge > capacity::SGES || !config.xrc.as_ref().is_none_or(is_of_this) {
             return Err(LimitError::Size);
         }

@@ -13,7 +13,8 @@ use doorbell_verbs_sys::{ibv_context, ibv_context_ops, ibv_device, verbs_context
 use crate::device_file::DeviceFile;
 use crate::registry::SoftDevice;
 use crate::{
-    completion, device_memory, domain, errno, extended_cq, post, protection, query, queue_pair, shared_receive, window, xrc,
+    completion, device_memory, domain, errno, extended_cq, post, protection, query, queue_pair, shared_receive, window,
+    xrc,
 };
 
 #[repr(C)]

@@ -68,7 +68,8 @@ impl DeviceFile {
         let inode = inode_of(fd).ok_or(libc::EINVAL)?;
         let files = FILES.lock();
         let mut open = files.iter().filter_map(Weak::upgrade);
-        open.find(|file| (file.inode, file.process) == (inode, process::id())).ok_or(libc::EOPNOTSUPP)
+        open.find(|file| (file.inode, file.process) == (inode, process::id()))
+            .ok_or(libc::EOPNOTSUPP)
     }
 
     /// The object with this handle, if it is of this type.

@@ -8,11 +8,12 @@ use doorbell_softroce::{capacity, clock};
 use doorbell_verbs_sys::{
     _compat_ibv_port_attr, IBV_ATOMIC_HCA, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MEM_WINDOW,
     IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_DEVICE_PORT_ACTIVE_EVENT, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SRQ_RESIZE,
-    IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_XRC, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_ODP_SUPPORT,
-    IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV, IBV_ODP_SUPPORT_SEND,
-    IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE, IBV_PORT_ACTIVE, IBV_PORT_DOWN, IBV_PORT_IP_BASED_GIDS,
-    IBV_VALUES_MASK_RAW_CLOCK, SOFT_VENDOR_ID, ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid,
-    ibv_gid_entry, ibv_odp_caps, ibv_odp_transport_caps, ibv_port_attr, ibv_query_device_ex_input, ibv_values_ex,
+    IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_XRC, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET,
+    IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV,
+    IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE, IBV_PORT_ACTIVE, IBV_PORT_DOWN,
+    IBV_PORT_IP_BASED_GIDS, IBV_VALUES_MASK_RAW_CLOCK, SOFT_VENDOR_ID, ibv_context, ibv_device_attr,
+    ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps, ibv_odp_transport_caps, ibv_port_attr,
+    ibv_query_device_ex_input, ibv_values_ex,
 };
 
 use crate::context::Context;

@@ -12,7 +12,8 @@ use doorbell_verbs_sys::{
     IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, IBV_QP_CREATE_PCI_WRITE_END_PADDING, IBV_QP_INIT_ATTR_CREATE_FLAGS,
     IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_MAX_TSO_HEADER, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_RX_HASH,
     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QP_INIT_ATTR_XRCD, IBV_QP_STATE, IBV_QPS_RESET, IBV_QPT_RC, IBV_QPT_UC,
-    IBV_QPT_UD, IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND, ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex,
+    IBV_QPT_UD, IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND, ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex,
+    ibv_qp_init_attr, ibv_qp_init_attr_ex,
 };
 
 use crate::completion::SoftCq;
@@ -80,12 +81,23 @@ pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *m
     let attr = unsafe { &*init };
     let given = |bit| attr.comp_mask & bit != 0;
     let is_target = attr.qp_type == IBV_QPT_XRC_RECV;
-    let domain = if is_target { IBV_QP_INIT_ATTR_XRCD } else { IBV_QP_INIT_ATTR_PD };
-    // SAFETY: a domain that is given is live; the two have the same first member.
-    if attr.comp_mask & !KNOWN != 0
-        || !given(domain)
-        || unsafe { if is_target { (*attr.xrcd).context } else { (*attr.pd).context } } != context
-    {
+    let domain = if is_target {
+        IBV_QP_INIT_ATTR_XRCD
+    } else {
+        IBV_QP_INIT_ATTR_PD
+    };
+    let is_of_this = || {
+        // SAFETY: called if the mask says that the domain is given, so it is live by contract.
+        let of = unsafe {
+            if is_target {
+                (*attr.xrcd).context
+            } else {
+                (*attr.pd).context
+            }
+        };
+        of == context
+    };
+    if attr.comp_mask & !KNOWN != 0 || !given(domain) || !is_of_this() {
         return errno::null(libc::EINVAL);
     }
     let supported = domain | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
@@ -197,10 +209,7 @@ struct QpParts<'a> {
 ///
 /// # Safety
 /// The context is live and ours.
-unsafe fn finish(
-    parts: &QpParts<'_>,
-    make: impl FnOnce(EventOwner) -> Result<Qp, CreateQpError>,
-) -> *mut ibv_qp {
+unsafe fn finish(parts: &QpParts<'_>, make: impl FnOnce(EventOwner) -> Result<Qp, CreateQpError>) -> *mut ibv_qp {
     let &QpParts {
         context,
         pd,

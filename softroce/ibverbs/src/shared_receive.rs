@@ -103,7 +103,11 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     // SAFETY: live by contract.
     let init = unsafe { &*init };
     let given = |bit| init.comp_mask & bit != 0;
-    let of_type = if given(IBV_SRQ_INIT_ATTR_TYPE) { init.srq_type } else { IBV_SRQT_BASIC };
+    let of_type = if given(IBV_SRQ_INIT_ATTR_TYPE) {
+        init.srq_type
+    } else {
+        IBV_SRQT_BASIC
+    };
     let needed = match of_type {
         IBV_SRQT_BASIC => IBV_SRQ_INIT_ATTR_PD,
         IBV_SRQT_XRC => IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ,

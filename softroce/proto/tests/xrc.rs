@@ -75,7 +75,11 @@ fn every_operation_reaches_the_queue_that_it_names() {
     assert!(pair.log.iter().all(|sent| sent.opcode().transport() == Transport::Xrc));
     let requests = pair.log.iter().filter(|sent| sent.from == 0);
     assert!(requests.clone().count() > 0);
-    assert!(requests.into_iter().all(|sent| sent.packet().bth.xrc == Some(srq.number())));
+    assert!(
+        requests
+            .into_iter()
+            .all(|sent| sent.packet().bth.xrc == Some(srq.number()))
+    );
     assert!(pair.opcodes(1).contains(&Opcode::XrcReadResponseMiddle));
 }
 
@@ -96,10 +100,7 @@ fn the_protection_domain_is_that_of_the_queue() {
         len: 150,
         ..theirs
     });
-    let receive = ReceiveRequest {
-        wr_id: 5,
-        sges: &parts,
-    };
+    let receive = ReceiveRequest { wr_id: 5, sges: &parts };
     pair.nodes[1].endpoint.post_shared_receive(second, &receive).unwrap();
     pair.post_to_srq(&send(1, &[from]), second).unwrap();
     pair.post_to_srq(&read_from(2, &[back], theirs), second).unwrap();
@@ -169,7 +170,11 @@ fn the_initiator_sends_and_the_target_receives() {
             min_rnr_timer: Some(1),
             ..Modify::default()
         };
-        let expected = if at == 0 { Err(ModifyError::NotAllowed(1 << 15)) } else { Ok(()) };
+        let expected = if at == 0 {
+            Err(ModifyError::NotAllowed(1 << 15))
+        } else {
+            Ok(())
+        };
         assert_eq!(endpoint.modify_qp(now, qpn, &rnr), expected);
     }
     let endpoint = &mut pair.nodes[1].endpoint;

@@ -207,7 +207,11 @@ fn full(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>>
     }
     let mut pair = Pair::new(options, address, two, 2 << 20)?;
     let gpu = pair.local.regions.len() - 1;
-    let part = Part { region: gpu, at: 4096, len: LEN };
+    let part = Part {
+        region: gpu,
+        at: 4096,
+        len: LEN,
+    };
     // Imports are not made while a launch waits: what they need of the driver may wait for it.
     pair.exchange(Op::Read, part, part, false)?;
     let (here, there) = (pair.seed(), pair.seed());

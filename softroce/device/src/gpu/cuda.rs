@@ -526,7 +526,9 @@ impl Engine {
 
     pub(crate) fn copy_up(&mut self, into: (&Memory, usize), at: usize, len: usize) -> Result<(), DriverError> {
         let (memory, offset) = into;
-        let in_words = [memory.address() as usize + offset, len].iter().all(|at| at.is_multiple_of(4));
+        let in_words = [memory.address() as usize + offset, len]
+            .iter()
+            .all(|at| at.is_multiple_of(4));
         if len <= MAX_WRITTEN && in_words && self.small.wait_for_turns(memory) {
             self.ring(memory)?;
             let Some(ring) = self.ring.clone() else { return Ok(()) };

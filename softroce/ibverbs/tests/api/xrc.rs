@@ -35,8 +35,7 @@ fn create_srq(side: &Side, xrcd: *mut ibv_xrcd) -> *mut ibv_srq {
     // SAFETY: integers and null pointers.
     let mut init: ibv_srq_init_attr_ex = unsafe { MaybeUninit::zeroed().assume_init() };
     (init.attr.max_wr, init.attr.max_sge) = (8, 2);
-    init.comp_mask =
-        IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+    init.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
     init.srq_type = IBV_SRQT_XRC;
     (init.pd, init.xrcd, init.cq) = (side.pd, xrcd, side.cq);
     // SAFETY: live.
@@ -63,7 +62,10 @@ fn connect_target(target: *mut ibv_qp, setup: &Setup, gid: ibv_gid, peer: u32) {
     };
     let mut attr = rtr_attr(setup, gid, peer, 5);
     (attr.qp_state, attr.port_num, attr.qp_access_flags) = (IBV_QPS_INIT, 1, ALL_RIGHTS);
-    modify(&mut attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    modify(
+        &mut attr,
+        IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+    );
     attr.qp_state = IBV_QPS_RTR;
     modify(&mut attr, RTR_MASK);
     (attr.qp_state, attr.timeout) = (IBV_QPS_RTS, 14);
@@ -125,7 +127,10 @@ fn requests_reach_the_named_queue_by_both_ways_to_post() {
             let received = b.done(1);
             assert_eq!((received.qp_num, received.byte_len), ((*target).qp_num, 8));
             assert_eq!(b.done(2).opcode, IBV_WC_RECV_RDMA_WITH_IMM);
-            assert_eq!((b.bytes(0..8), b.bytes(64..72)), (b"by XRC..".into(), b"by XRC..".into()));
+            assert_eq!(
+                (b.bytes(0..8), b.bytes(64..72)),
+                (b"by XRC..".into(), b"by XRC..".into())
+            );
             assert_eq!(close(b.context, xrcd), libc::EBUSY);
             assert_eq!((api().destroy_qp)(target), 0);
             assert_eq!((api().destroy_cq)(b.cq), libc::EBUSY);

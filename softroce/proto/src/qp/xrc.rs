@@ -19,7 +19,10 @@ impl QueuePair {
             Transport::Uc => {
                 let offered = matches!(
                     operation,
-                    Operation::Send { .. } | Operation::Write { .. } | Operation::Bind(_) | Operation::Invalidate { .. }
+                    Operation::Send { .. }
+                        | Operation::Write { .. }
+                        | Operation::Bind(_)
+                        | Operation::Invalidate { .. }
                 );
                 offered && !remote
             }

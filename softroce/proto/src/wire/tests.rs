@@ -93,7 +93,9 @@ fn headers() -> impl Strategy<Value = (Bth, Extension)> {
                     dest_qp: Qpn::new(dest_qp),
                     ack_req,
                     psn: Psn::new(psn),
-                    xrc: opcode.has_xrc_eth().then_some(XrcEth { srq: dest_qp & 0x00ff_ffff }),
+                    xrc: opcode.has_xrc_eth().then_some(XrcEth {
+                        srq: dest_qp & 0x00ff_ffff,
+                    }),
                 };
                 extension(opcode.layout()).prop_map(move |extension| (bth, extension))
             },

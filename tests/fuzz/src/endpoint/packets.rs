@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv6Addr};
 use arbitrary::{Result, Unstructured};
 use doorbell_roce_proto::cm::MAD_LEN;
 use doorbell_roce_proto::wire::{
-    self, Aeth, AtomicAckEth, AtomicEth, Bth, Credits, Deth, Extension, Ieth, ImmDt, Layout, Nak, Opcode, Reth, XrcEth,
-    RnrTimer, Syndrome,
+    self, Aeth, AtomicAckEth, AtomicEth, Bth, Credits, Deth, Extension, Ieth, ImmDt, Layout, Nak, Opcode, Reth,
+    RnrTimer, Syndrome, XrcEth,
 };
 use doorbell_roce_proto::{Psn, Qpn, mad_of};
 
