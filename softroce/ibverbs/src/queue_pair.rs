@@ -95,9 +95,18 @@ pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *m
     } else {
         IBV_QP_INIT_ATTR_PD
     };
-    // SAFETY: a domain that is given is live; the two have the same first member.
-    let of_domain = || unsafe { *[attr.pd.cast(), attr.xrcd.cast::<*mut ibv_context>()][usize::from(is_target)] };
-    if attr.comp_mask & !KNOWN != 0 || !given(domain) || of_domain() != context {
+    let is_of_this = || {
+        // SAFETY: called if the mask says that the domain is given, so it is live by contract.
+        let of = unsafe {
+            if is_target {
+                (*attr.xrcd).context
+            } else {
+                (*attr.pd).context
+            }
+        };
+        of == context
+    };
+    if attr.comp_mask & !KNOWN != 0 || !given(domain) || !is_of_this() {
         return errno::null(libc::EINVAL);
     }
     let supported = domain | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
