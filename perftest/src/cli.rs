@@ -158,7 +158,7 @@ pub(crate) struct DropinArgs {
     /// Faults to inject into the packets sent, as drop=0.01,seed=7
     #[arg(long, value_name = "FAULTS")]
     pub(crate) faults: Option<String>,
-    /// PCI device that its place in sysfs is next to, such as a GPU; each one after a comma is for the next device
+    /// PCI device, such as a GPU, that it is next to in sysfs; one for each device
     #[arg(
         long,
         value_name = "PCI[,PCI]",

@@ -2,8 +2,8 @@
 //!
 //! The loader finds links to the drop-in library by `LD_LIBRARY_PATH`
 //! (docs/decisions/031-doorbell-run.md). `library` finds the drop-in libraries, `folder` makes the
-//! links, `owner` records the owners, `sysfs` has the files that the preloaded library presents and `pci` the
-//! place of the devices in them, `program` checks the program, `child` runs it.
+//! links, `owner` records the owners, `sysfs` has the files that the preloaded library presents and
+//! `pci` the devices' place in them, `program` checks the program, `child` runs it.
 
 mod child;
 mod folder;

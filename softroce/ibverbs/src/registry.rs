@@ -137,7 +137,8 @@ impl SoftDevice {
         self.guid
     }
 
-    /// Shared if this process has it open already. The reason of an error is kept for [`last_open_error`].
+    /// Shared if this process has it open already. The reason of an error is kept for
+    /// [`last_open_error`].
     pub(crate) fn open(&self) -> Result<Arc<Device>, c_int> {
         let mut open = self.open.lock();
         // After fork(2) contexts of the parent may be open: their device is not a child's.

@@ -48,8 +48,8 @@ pub(crate) enum Param {
     Ud(rdma_ud_param),
 }
 
-// SAFETY: until the event is taken a pointer to private data is null, or the context of a join, which
-// is the application's and not followed here; the rest may be sent.
+// SAFETY: until the event is taken a pointer to private data is null, or the context of a join,
+// which is the application's and not followed here; the rest may be sent.
 unsafe impl Send for Param {}
 
 impl EventInfo {
