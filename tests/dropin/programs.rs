@@ -66,6 +66,33 @@ fn numbers_have_the_same_names_as_in_the_systems_library() {
     assert_eq!(stdout_of(&[path(&program)]), texts(&theirs).0);
 }
 
+/// Bit 3 for UDP, and 2 for IPv4 or 1 for IPv6, as mlx5's completions: UCX 1.13 drops what has none.
+#[test]
+fn the_service_level_of_a_datagram_is_the_type_of_its_frame() {
+    let Some((_folder, program)) = compiled("datagram.c", &["-libverbs"]) else {
+        return;
+    };
+    assert_eq!(stdout_of(&[path(&program)]), "10\n");
+    let output = doorbell(&["run", "--address", "::1", "--", path(&program)])
+        .output()
+        .expect("doorbell was built");
+    assert_eq!(texts(&output), ("9\n".to_owned(), String::new()));
+}
+
+/// rping's server overwrites its one variable with the second of two ids, and creates two queue
+/// pairs on it (EINVAL): a server that does not, has all of them.
+#[test]
+fn clients_that_connect_at_once_are_all_served() {
+    let Some((_folder, program)) = compiled("at_once.c", &["-lrdmacm", "-libverbs", "-lpthread"]) else {
+        return;
+    };
+    let here = address();
+    let output = doorbell(&["run", "--address", &here, "--", path(&program), &here])
+        .output()
+        .expect("doorbell was built");
+    assert!(output.status.success(), "{:?}", texts(&output));
+}
+
 /// The library prints nothing: errno reports the failure, `DOORBELL_LOG` enables logging.
 #[test]
 fn a_device_that_does_not_open_is_an_errno_value() {

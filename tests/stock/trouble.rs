@@ -2,11 +2,11 @@
 
 use crate::{
     cases::{SINGLES, Single},
-    rig::{Outcome, Rig, indented},
+    rig::{Outcome, Rig},
     table::Line,
 };
 use anyhow::Result;
-use doorbell_tests::{process::Process, retry::RetryBudget};
+use doorbell_tests::{process::Process, retry::RetryBudget, scratch::indented};
 use std::time::{Duration, Instant};
 
 /// Time limit: an end that has lost its peer fails after its retries.

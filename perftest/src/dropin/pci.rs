@@ -76,7 +76,9 @@ impl Place {
         let near = fs::canonicalize(format!("/sys/bus/pci/devices/{other}")).map_err(missing)?;
         let above = near.parent().and_then(|above| above.strip_prefix("/").ok());
         Ok(Self {
-            above: above.map(|above| above.to_string_lossy().into_owned()).unwrap_or_default(),
+            above: above
+                .map(|above| above.to_string_lossy().into_owned())
+                .unwrap_or_default(),
             address,
             near: Some(near),
         })

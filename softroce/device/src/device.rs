@@ -12,6 +12,7 @@ use std::time::Duration;
 use doorbell_roce_proto::cm::CmConfig;
 use doorbell_roce_proto::{Counters, Endpoint, EndpointConfig, Gid, Mtu, NumberKey};
 
+use crate::clock::ticks;
 use crate::cm::{ConnectionManager, Connections};
 use crate::config::{DeviceConfig, LinkChoice};
 use crate::drive::Shared;
@@ -20,7 +21,7 @@ use crate::host::{Flags, Host};
 use crate::links::shm::CopyMode;
 use crate::links::shm_ring::segment::{self, Segment};
 use crate::links::udp::pcap::Capture;
-use crate::links::udp::{BindError, Link, MulticastSockets, PortState, PortWatch, require_unicast};
+use crate::links::udp::{BindError, Link, MulticastSockets, PortState, require_unicast};
 use crate::progress;
 use crate::state::Core;
 use crate::wakeup::Wakeup;
@@ -166,7 +167,7 @@ impl Device {
             link = link.with_capture(capture);
         }
         // After the capture, which then shows the wire.
-        link = link.with_faults(config.faults);
+        link = link.with_faults(config.faults, config.start.unwrap_or_else(ticks));
         let mtu = Mtu::for_netdev(link.mtu).ok_or_else(|| OpenError::Mtu {
             device: device(),
             address: address.ip(),
@@ -192,6 +193,9 @@ impl Device {
         })?;
         endpoint.add_qpn_block(block);
         let host = Arc::new(host);
+        if config.separate_gpu_context {
+            crate::gpu::separate_contexts();
+        }
         let found = DeviceConfig {
             address: Some(address.ip()),
             ..config.clone()
@@ -220,13 +224,13 @@ impl Device {
         if let Some((me, receiver)) = own {
             shared.enable_shm(me, receiver);
         }
-        if let Some(port) = link.watch.as_mut().and_then(PortWatch::state) {
+        if let Some(port) = link.port.changed() {
             shared.set_port(port);
         }
         let progress = doorbell_threads::spawn(format!("{}-progress", config.name), {
             let (shared, host, files) = (Arc::clone(&shared), Arc::clone(&host), link.files);
             let spin = config.spin;
-            move || progress::run(&shared, &host, files, link.watch, spin)
+            move || progress::run(&shared, &host, files, link.port, spin)
         })
         .map_err(|source| OpenError::Thread {
             device: device(),

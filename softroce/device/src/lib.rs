@@ -29,6 +29,7 @@ mod srq;
 mod state;
 mod sync;
 mod wakeup;
+mod xrc;
 
 #[doc(hidden)]
 pub use direct::fuzzing as fuzzing_direct;
@@ -47,6 +48,7 @@ pub use multicast::AttachError;
 pub use pd::Pd;
 pub use qp::{CreateQpError, ModifyQpError, Posting, Qp, QpConfig};
 pub use srq::{SharedPosting, Srq, SrqConfig};
+pub use xrc::{XrcSrqConfig, Xrcd};
 
 /// The limits of a device; the same for every device (ibv_query_device(3)).
 pub mod capacity {

@@ -10,8 +10,8 @@ use doorbell_softroce::Pd;
 use doorbell_verbs_sys::{IBV_WC_GRH, ibv_ah, ibv_ah_attr, ibv_context, ibv_grh, ibv_pd, ibv_wc};
 
 use crate::context::{Context, next_handle};
+use crate::domain::SoftPd;
 use crate::gids::routable_index;
-use crate::protection::SoftPd;
 use crate::query::PORT;
 use crate::{attributes, errno};
 

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use doorbell_roce_proto::work::{Completion, CompletionOpcode, Status};
+use doorbell_roce_proto::work::{Completion, CompletionOpcode, IpVersion, Status};
 use doorbell_softroce::clock::TimestampClocks;
-use doorbell_softroce::{Cq, CqConfig, CqNotify, Event, EventOwner, EventQueue, Token};
+use doorbell_softroce::{Cq, CqConfig, CqNotify, Event, EventOwner, EventQueue, Pd, Token};
 use doorbell_verbs_sys::*;
 
 use crate::context::{Context, acknowledge, await_acknowledged, next_handle};
@@ -36,6 +36,7 @@ pub(crate) struct SoftCq {
     /// Events reported to the application.
     completion_events: AtomicU32,
     pub(crate) async_events: AtomicU32,
+    _domain: Option<Pd>,
 }
 
 impl SoftCq {
@@ -130,9 +131,10 @@ pub(crate) unsafe extern "C" fn create_cq(
         comp_vector,
         stamps: TimestampClocks::default(),
         single_threaded: false,
+        domain: None,
     };
     // SAFETY: the same contract.
-    unsafe { create(context, &params) }
+    unsafe { create(context, params) }
 }
 
 pub(crate) struct CqParams {
@@ -142,12 +144,14 @@ pub(crate) struct CqParams {
     pub(crate) comp_vector: c_int,
     pub(crate) stamps: TimestampClocks,
     pub(crate) single_threaded: bool,
+    /// A parent domain, which the queue keeps allocated.
+    pub(crate) domain: Option<Pd>,
 }
 
 /// # Safety
 /// `context` is live, and so is the channel, unless it is null.
-pub(crate) unsafe fn create(context: *mut ibv_context, params: &CqParams) -> *mut ibv_cq {
-    let &CqParams { cqe, channel, .. } = params;
+pub(crate) unsafe fn create(context: *mut ibv_context, params: CqParams) -> *mut ibv_cq {
+    let CqParams { cqe, channel, .. } = params;
     // SAFETY: `context` is live by contract.
     let opened = unsafe { Context::from_ptr(context) };
     let (Ok(entries), 0) = (u32::try_from(cqe), params.comp_vector) else {
@@ -199,6 +203,7 @@ pub(crate) unsafe fn create(context: *mut ibv_context, params: &CqParams) -> *mu
         events: Arc::clone(&opened.events),
         completion_events: AtomicU32::new(0),
         async_events: AtomicU32::new(0),
+        _domain: params.domain,
     };
     // SAFETY: just allocated for it.
     unsafe { allocation.write(soft) };
@@ -289,7 +294,9 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     0
 }
 
-/// For an error only `wr_id`, `status`, `qp_num` and `vendor_err` are valid; the rest is zero.
+/// For an error only `wr_id`, `status`, `qp_num` and `vendor_err` are valid; the rest is zero. The
+/// service level of a datagram is the type of its frame, as in mlx5's completions: bit 3 for UDP,
+/// and 1 for IPv6 or 2 for IPv4.
 pub(crate) fn to_wc(completion: &Completion) -> ibv_wc {
     let mut wc = ibv_wc {
         wr_id: completion.wr_id,
@@ -320,8 +327,12 @@ pub(crate) fn to_wc(completion: &Completion) -> ibv_wc {
         };
         wc.byte_len = completion.byte_len;
         wc.src_qp = completion.src_qpn.get();
-        if completion.grh {
+        if let Some(version) = completion.grh {
             wc.wc_flags = IBV_WC_GRH;
+            wc.sl = match version {
+                IpVersion::V4 => 0b1010,
+                IpVersion::V6 => 0b1001,
+            };
         }
         if let Some(imm) = completion.imm {
             wc.wc_flags |= IBV_WC_WITH_IMM;

@@ -38,6 +38,6 @@ pub use endpoint::{
 pub use gsi::{ReceivedMad, mad_of};
 pub use qpn::QpnBlock;
 pub use random::NumberKey;
-pub use srq::{SrqAttributes, SrqError, SrqInit};
+pub use srq::{SrqAttributes, SrqError, SrqInit, XrcSrq};
 pub use time::Instant;
 pub use types::{Gid, LKey, Mtu, Psn, Qpn, RKey};

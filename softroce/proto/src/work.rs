@@ -2,6 +2,7 @@
 
 use crate::memory::{AtomicOp, Bind, Sge};
 use crate::qp::Path;
+use crate::wire::XrcEth;
 use crate::{Qpn, RKey};
 
 /// A completion queue, as numbered by the endpoint's owner.
@@ -11,6 +12,17 @@ pub struct CqId(pub u32);
 /// A shared receive queue of an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SrqId(pub(crate) u32);
+
+impl SrqId {
+    /// Its number, for the peers of an XRC domain.
+    pub const fn number(self) -> XrcEth {
+        XrcEth { srq: self.0 }
+    }
+}
+
+/// An XRC domain, as numbered by the endpoint's owner.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct XrcDomain(pub u32);
 
 /// The operation of a send request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -117,6 +129,15 @@ pub struct Destination {
     pub qkey: u32,
 }
 
+/// Where a request goes that is not to the connected queue pair's own receive queue and domain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Remote {
+    /// UD: any queue pair.
+    Datagram(Destination),
+    /// XRC: a shared receive queue, with its protection domain.
+    Srq(XrcEth),
+}
+
 /// A receive-queue work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReceiveRequest<'a> {
@@ -199,6 +220,15 @@ pub enum CompletionOpcode {
     ReceiveWriteImm = 129,
 }
 
+/// The version of a datagram's IP header, which its completion reports (IBTA annex A17.4.5.1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IpVersion {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
 /// A work completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completion {
@@ -220,6 +250,6 @@ pub struct Completion {
     pub src_qpn: Qpn,
     /// The solicited-event bit of the message.
     pub solicited: bool,
-    /// UD: the first [`GRH_LEN`](crate::wire::GRH_LEN) bytes received are the IP header.
-    pub grh: bool,
+    /// UD: the first [`GRH_LEN`](crate::wire::GRH_LEN) bytes received are this IP header.
+    pub grh: Option<IpVersion>,
 }

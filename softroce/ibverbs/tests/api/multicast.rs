@@ -5,8 +5,8 @@ use std::mem::MaybeUninit;
 use doorbell_softroce_ibverbs::{api, attach_mcast, detach_mcast};
 use doorbell_verbs_sys::*;
 
+use super::unreliable::Ah;
 use crate::common::*;
-use crate::unreliable::Ah;
 
 const MULTICAST_QPN: u32 = 0x00ff_ffff;
 

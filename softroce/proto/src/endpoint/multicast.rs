@@ -4,7 +4,7 @@
 use core::net::IpAddr;
 use std::collections::BTreeMap;
 
-use super::{Datagram, Endpoint, find};
+use super::{Datagram, Endpoint};
 use crate::ident::Verdict;
 use crate::memory::Memory;
 use crate::wire::{Extension, Packet, Transport};
@@ -69,7 +69,11 @@ impl Endpoint {
         if !group.is_multicast() {
             return Err(AttachError::NotMulticast);
         }
-        if find(&mut self.qps, qpn).is_none_or(|(_, qp)| qp.transport() != Transport::Ud) {
+        if self
+            .qps
+            .find_mut(qpn)
+            .is_none_or(|(_, qp)| qp.transport() != Transport::Ud)
+        {
             return Err(AttachError::NotDatagram);
         }
         let groups = &mut self.multicast.0;
@@ -140,7 +144,7 @@ impl Endpoint {
                 return;
             };
             let own = attachment.qpn == deth.src_qp && attachment.blocks_self_from == Some(datagram.src);
-            if !own && let Some((index, qp)) = find(&mut self.qps, attachment.qpn).filter(|(_, qp)| qp.receives()) {
+            if !own && let Some((index, qp)) = self.qps.find_mut(attachment.qpn).filter(|(_, qp)| qp.receives()) {
                 qp.handle(now, &packet, (datagram.src, group), memory, &mut self.out);
                 self.reschedule(index);
             }

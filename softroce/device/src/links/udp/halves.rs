@@ -12,7 +12,7 @@ use super::rx::{RxBatch, SLOT};
 use super::socket::{Socket, TakenOver};
 use super::sys::{self, Outgoing, RECEIVE_MESSAGES};
 use super::tx::TxBatch;
-use super::{Link, Receive, Transmit, interface};
+use super::{Link, Port, Receive, Transmit, interface};
 use crate::host::{CloseOnFork, JoinError};
 use doorbell_roce_proto::Instant;
 use nix::errno::Errno;
@@ -123,8 +123,7 @@ pub(super) fn open(socket: CloseOnFork<UdpSocket>) -> io::Result<Link> {
     let receive_buffer = getsockopt(&socket, sockopt::RcvBuf)?;
     let socket = Arc::new(socket);
     let taken_over = TakenOver::default();
-    let watch = PortWatch::new(local.ip());
-    let port = watch.as_ref().map(PortWatch::notices);
+    let port = Port::new(PortWatch::new(local.ip()));
     let sending_half = || UdpTx {
         socket: Arc::clone(&socket),
         gso: true,
@@ -138,9 +137,9 @@ pub(super) fn open(socket: CloseOnFork<UdpSocket>) -> io::Result<Link> {
             socket: Arc::clone(&socket),
             taken_over: taken_over.clone(),
             multicast: multicast.clone(),
-            port,
+            port: port.notices(),
         },
-        watch,
+        port,
         multicast: multicast.clone(),
         tx: Box::new(sending_half()),
         acks: Some(Box::new(sending_half())),

@@ -69,7 +69,7 @@ impl PortState {
 
 /// Watches an address's interface: rtnetlink(7) notifies without privilege, getifaddrs(3) reads the
 /// state. Changes that are undone between two reads are not seen.
-pub struct PortWatch {
+pub(super) struct PortWatch {
     notices: Arc<OwnedFd>,
     ip: IpAddr,
     interface: String,
@@ -95,7 +95,7 @@ impl PortWatch {
     }
 
     /// The state, if there were notifications since the last call. Never blocks.
-    pub fn changed(&mut self) -> Option<PortState> {
+    pub(super) fn changed(&mut self) -> Option<PortState> {
         let mut notified = false;
         let mut notice = [0_u8; 4096];
         // A notification overflow is a notification, too.
@@ -108,7 +108,7 @@ impl PortWatch {
     }
 
     /// The state now; `None` when it cannot be read.
-    pub fn state(&mut self) -> Option<PortState> {
+    pub(super) fn state(&mut self) -> Option<PortState> {
         let interfaces: Vec<_> = getifaddrs().ok()?.collect();
         let owner = interface_of(interfaces.iter().cloned(), self.ip);
         let addressed = owner.is_some();

@@ -16,8 +16,8 @@ use crate::qp::receive_queue::ReceiveQueue;
 use crate::qp::responder::replies::{Replies, ReplyKind};
 use crate::qp::{Connection, Modify, QpInit, RemoteAccess};
 use crate::srq::SharedQueue;
-use crate::wire::{Nak, RnrTimer};
-use crate::work::{Completion, CompletionOpcode, CqId, PostError, ReceiveRequest, SrqId, Status};
+use crate::wire::{Nak, RnrTimer, XrcEth};
+use crate::work::{Completion, CompletionOpcode, CqId, IpVersion, PostError, ReceiveRequest, SrqId, Status, XrcDomain};
 use crate::{Psn, Qpn, RKey};
 
 #[derive(Debug)]
@@ -28,6 +28,8 @@ pub(crate) struct Responder {
     /// The protection domain of its receives: the SRQ's, if any (IBTA vol 1, 10.2.9).
     receive_pd: PdId,
     cq: CqId,
+    /// XRC: whether the current request names no queue of the domain.
+    is_unselected: bool,
     limits: Limits,
 
     expected: Psn,
@@ -127,6 +129,7 @@ impl Responder {
             srq: init.srq,
             receive_pd: srq.map_or(init.pd, SharedQueue::pd),
             cq: init.recv_cq,
+            is_unselected: false,
             limits: Limits::default(),
             expected: Psn::new(0),
             msn: 0,
@@ -178,6 +181,34 @@ impl Responder {
         self.queue.len() > 0
     }
 
+    /// XRC: selects the queue that a request names, with its protection domain and CQ. One that is
+    /// held for a message keeps its own.
+    pub(crate) fn select_srq(&mut self, named: XrcEth, domain: XrcDomain, out: &Outbox) {
+        let found = out.srqs.find_xrc(named, domain);
+        self.is_unselected = found.is_none();
+        if self.queue.len() > 0 {
+            return;
+        }
+        self.srq = found.map(|(id, _, _)| id);
+        if let Some((_, srq, cq)) = found {
+            (self.receive_pd, self.cq) = (srq.pd(), cq);
+            if !srq.fits(&self.queue) {
+                self.queue = srq.holding_queue();
+            }
+        }
+    }
+
+    pub(crate) const fn receive_pd(&self) -> PdId {
+        self.receive_pd
+    }
+
+    pub(crate) fn discard_receives_of(&mut self, srq: SrqId) {
+        if self.srq == Some(srq) {
+            self.queue.clear();
+            self.srq = None;
+        }
+    }
+
     pub(crate) fn has_only_ack(&self) -> bool {
         self.replies.has_only_ack()
     }
@@ -227,9 +258,9 @@ impl Responder {
             imm: outcome.imm,
             invalidated: outcome.invalidated,
             qpn: connection.qpn,
-            src_qpn: outcome.datagram_from.unwrap_or(connection.peer),
+            src_qpn: outcome.datagram_from.map_or(connection.peer, |(qpn, _)| qpn),
             solicited: outcome.solicited,
-            grh: outcome.datagram_from.is_some(),
+            grh: outcome.datagram_from.map(|(_, version)| version),
         };
         out.complete(self.cq, completion);
         true
@@ -244,8 +275,8 @@ struct Outcome {
     imm: Option<u32>,
     invalidated: Option<RKey>,
     solicited: bool,
-    /// UD: the sending queue pair; the payload is then preceded by the IP header.
-    datagram_from: Option<Qpn>,
+    /// UD: the sending queue pair; the payload is then preceded by an IP header of this version.
+    datagram_from: Option<(Qpn, IpVersion)>,
 }
 
 impl Outcome {
