@@ -32,7 +32,7 @@ pub struct DeviceConfig {
     /// The copy mode for payloads to other processes of this host; `None` for the best available.
     pub copy_mode: Option<CopyMode>,
     /// Copies of GPU memory that `cuMemMap` mapped are made in a CUDA context of their own, by all
-    /// devices of the process (decision 080).
+    /// devices of the process (decision 087).
     pub separate_gpu_context: bool,
     /// How long the progress thread busy-polls after the last traffic before it sleeps.
     pub spin: Duration,

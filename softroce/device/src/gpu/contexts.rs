@@ -1,4 +1,4 @@
-//! The CUDA contexts in which GPU memory is copied (decision 080).
+//! The CUDA contexts in which GPU memory is copied (decision 087).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,7 +11,7 @@ static USED: Mutex<Vec<UsedContext>> = Mutex::new(Vec::new());
 #[derive(Clone)]
 struct UsedContext {
     context: Context,
-    /// The program's, not a separate one (decision 080).
+    /// The program's, not a separate one (decision 087).
     is_primary: bool,
 }
 
