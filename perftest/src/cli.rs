@@ -170,8 +170,7 @@ pub(crate) struct DropinArgs {
     /// device
     #[arg(long, value_name = "DEV=RATE")]
     pub(crate) slow: Vec<String>,
-    /// PCI device that its place in sysfs is next to, such as a GPU; each one after a comma is for
-    /// the next device
+    /// PCI device, such as a GPU, that it is next to in sysfs; one for each device
     #[arg(
         long,
         value_name = "PCI[,PCI]",
