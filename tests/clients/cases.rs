@@ -10,6 +10,8 @@ pub(crate) enum Ready {
     Listening,
     /// It is idle: the connection manager's listeners are not in any table.
     Idle,
+    /// It has printed this.
+    Shows(&'static str),
 }
 
 /// Lines for sh(1), in which `PORT`, `HOST` and `RING` stand for the row's port, the device's
@@ -223,7 +225,7 @@ fn fio() -> Case {
         "fio",
         "fio",
         "send, crc32c",
-        pair(&server, Ready::Idle, &client, read::fio),
+        pair(&server, Ready::Shows("waiting for connection"), &client, read::fio),
     )
 }
 

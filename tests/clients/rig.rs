@@ -133,9 +133,10 @@ impl Rig {
                 let is_ready = match ready {
                     Ready::Listening => server.wait_listening(port, deadline)?,
                     Ready::Idle => server.wait_idle(deadline)?,
+                    Ready::Shows(line) => server.wait_shown(line, deadline)?,
                 };
                 if !is_ready {
-                    bail!("the server {} before it serves", ending(server.status()?));
+                    bail!("the server is not ready, and {}", ending(server.status()?));
                 }
                 Some(server)
             }
