@@ -46,6 +46,8 @@ const PACKAGES: [(&str, Part); 22] = [
                 "a_sleeper_on_an_extended",
                 "--skip",
                 "the_queue_is_never_empty",
+                "--skip",
+                "stress::",
             ],
             "sockets, poll(2), the system's texts of errors, memfds, huge pages, foreign libraries, a compiler; a minute each: the \
              counts of allocations, and queues posted to thousands of times",
