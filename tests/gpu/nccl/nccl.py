@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""NCCL under PyTorch as a client of the soft device: two ranks, on one GPU or on two.
+
+On one GPU the ranks claim to be on different hosts, and run under an MPS daemon of their own. Checks
+results, losses, and that a rank is notified when the other is killed or the port is down; prints
+figures beside NCCL's sockets, by turns. Not for machines whose MPS daemon others use.
+
+Usage: nccl.py DOORBELL [--turns N] [PART]..., with the parts speeds, losses, variants, survivors
+Exit status: 0, or 1 when a check failed.
+"""
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SIZES = [8, 1 << 20, 16 << 20, 128 << 20]
+LIMIT = 90
+ENVIRONMENT = {
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "MASTER_ADDR": "127.0.0.1",
+    "WORLD_SIZE": "2",
+    "PYTHONUNBUFFERED": "1",
+    # An error ends a rank at once.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
+STAGED, REGISTERED = {"NCCL_NET_GDR_LEVEL": "LOC"}, {"NCCL_NET_GDR_LEVEL": "SYS"}
+failed = []
+
+
+class Ranks:
+    """Two running ranks."""
+
+    def __init__(self, command, work, timeout=60, **extra):
+        port = str(20000 + int(time.time() * 1000) % 20000)
+        self.outputs = [tempfile.TemporaryFile("w+") for _ in range(2)]
+        self.ranks = []
+        for rank, output in enumerate(self.outputs):
+            own = {"RANK": str(rank), "NCCL_HOSTID": f"h{rank}", "WORK": work, "TIMEOUT": str(timeout)}
+            environment = {**os.environ, **ENVIRONMENT, "MASTER_PORT": port, **own, **extra}
+            program = [*command, sys.executable, os.path.join(HERE, "rank.py")]
+            start = dict(env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            self.ranks.append(subprocess.Popen(program, **start))
+
+    def kill(self, rank):
+        if self.ranks[rank].poll() is None:
+            os.killpg(self.ranks[rank].pid, signal.SIGKILL)
+
+    def wait(self, limit=LIMIT):
+        """The statuses; `None` for a rank that had to be killed. And rank 0's output."""
+        end = time.time() + limit
+        statuses = []
+        for number, rank in enumerate(self.ranks):
+            try:
+                statuses.append(rank.wait(max(end - time.time(), 0.1)))
+            except subprocess.TimeoutExpired:
+                self.kill(number)
+                rank.wait()
+                statuses.append(None)
+        texts = []
+        for output in self.outputs:
+            output.seek(0)
+            texts.append(output.read())
+        return statuses, texts
+
+
+def run(name, command, work, **extra):
+    """What rank 0 printed of its results; a failure is noted, and nothing is returned."""
+    statuses, texts = Ranks(command, work, **extra).wait()
+    if statuses != [0, 0]:
+        failed.append(name)
+        print(f"FAIL {name}: {statuses}\n{texts[0][-1500:]}")
+        return []
+    lines = (line.split() for line in texts[0].splitlines())
+    return [line for line in lines if line and line[0] in ("result", "losses")]
+
+
+def speeds(turns, paths):
+    times = {name: {size: [] for size in SIZES} for name in paths}
+    for _ in range(turns):
+        for name, (command, extra) in paths.items():
+            for _, size, seconds in run(name, command, "sizes:" + ",".join(map(str, SIZES)) + ":0", **extra):
+                times[name][int(size)].append(float(seconds))
+    print(f"all-reduce, f32, median of {turns}: us, bus GB/s")
+    for name, by_size in times.items():
+        cells = []
+        for size, found in by_size.items():
+            if found:
+                seconds = statistics.median(found)
+                cells.append(f"{size} B: {seconds * 1e6:.1f} us {size / seconds / 1e9:.2f} GB/s")
+        print(f"  {name}: " + "; ".join(cells))
+
+
+def losses(paths):
+    for kind in ("ddp", "fsdp"):
+        found = {}
+        for name, (command, extra) in paths.items():
+            for _, digest, seconds in run(f"{kind} {name}", command, f"{kind}:200", **extra):
+                found[name] = digest
+                print(f"  {kind}, 200 steps, {name}: losses {digest}, {float(seconds) * 1e3:.2f} ms a step")
+        if len(set(found.values())) != 1 or len(found) != len(paths):
+            failed.append(f"losses of {kind}")
+
+
+def survivor(name, command, seconds, kill, **extra):
+    """Rank 0 ends by itself, with an error, when the other is killed or the port goes down."""
+    ranks = Ranks(command, "sizes:16777216:600", NCCL_IB_TIMEOUT="14", **extra)
+    time.sleep(seconds)
+    if kill:
+        ranks.kill(1)
+    since = time.time()
+    try:
+        status = ranks.ranks[0].wait(LIMIT)
+    except subprocess.TimeoutExpired:
+        status = None
+    took = time.time() - since
+    ranks.kill(0)
+    ranks.kill(1)
+    text = ranks.wait(1)[1][0]
+    if status in (None, 0):
+        failed.append(name)
+    error = next((line for line in text.splitlines() if "Error" in line), "no error")
+    print(f"  {name}: rank 0 ended with {status} after {took:.1f} s: {error[:120]}")
+
+
+def variants(doorbell, soft):
+    one = {**REGISTERED, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    run("one hardware connection", soft, "ddp:50", **one)
+    for name, extra in {
+        "LL": {"NCCL_PROTO": "LL"},
+        "LL128": {"NCCL_PROTO": "LL128"},
+        "tree": {"NCCL_ALGO": "Tree"},
+        "GID index 3": {"NCCL_IB_GID_INDEX": "3"},
+        "4 queue pairs": {"NCCL_IB_QPS_PER_CONNECTION": "4"},
+    }.items():
+        run(name, soft, "sizes:8,1048576,16777216:0", **REGISTERED, **extra)
+    run("two rails", [doorbell, "run", "--rails", "2", "--"], "sizes:8,16777216:0", **STAGED)
+    print("  one hardware connection, LL, LL128, tree, GID index 3, 4 queue pairs, two rails")
+
+
+def survivors(doorbell, soft):
+    survivor("a killed rank", soft, 12, True, **STAGED)
+    survivor("a port that goes down", [doorbell, "run", "--down", "soft0@12s", "--"], 12, False, **STAGED)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("doorbell")
+    parser.add_argument("parts", nargs="*", default=["speeds", "losses", "variants", "survivors"])
+    parser.add_argument("--turns", type=int, default=3)
+    args = parser.parse_args()
+    doorbell = os.path.abspath(args.doorbell)
+    soft = [doorbell, "run", "--"]
+    paths = {
+        "sockets": ([], {"NCCL_IB_DISABLE": "1"}),
+        "host-staged": (soft, STAGED),
+        "GPU-registered": (soft, REGISTERED),
+    }
+    over_udp = {"host-staged over UDP": (soft, {**STAGED, "DOORBELL_LINK": "udp"})}
+    parts = {
+        "speeds": lambda: speeds(args.turns, {**paths, **over_udp}),
+        "losses": lambda: losses(paths),
+        "variants": lambda: variants(doorbell, soft),
+        "survivors": lambda: survivors(doorbell, soft),
+    }
+    for part in args.parts:
+        if part not in parts:
+            parser.error(f"{part} is none of {', '.join(parts)}")
+    import torch
+
+    if torch.cuda.device_count() == 1:
+        folder = tempfile.mkdtemp()
+        os.environ.update(CUDA_MPS_PIPE_DIRECTORY=folder, CUDA_MPS_LOG_DIRECTORY=folder)
+        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
+    try:
+        for part in args.parts:
+            parts[part]()
+    finally:
+        if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+            subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True)
+    print(f"failed: {', '.join(failed)}" if failed else "no check failed")
+    sys.exit(bool(failed))
+
+
+main()
