@@ -30,10 +30,8 @@ impl Pages {
     fn present(&self) -> Vec<bool> {
         let mut found = vec![0_u8; self.1];
         // SAFETY: all is mapped, and there is a byte for each page.
-        assert_eq!(
-            unsafe { libc::mincore(self.0.cast(), self.1 * PAGE, found.as_mut_ptr()) },
-            0
-        );
+        let result = unsafe { libc::mincore(self.0.cast(), self.1 * PAGE, found.as_mut_ptr()) };
+        assert_eq!(result, 0);
         found.iter().map(|page| page & 1 == 1).collect()
     }
 
