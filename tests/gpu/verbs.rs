@@ -10,7 +10,7 @@ fn run(manner: ExecutionMode, link: &str, arguments: &[&str]) {
 }
 
 /// A call that waits for space in a stream holds the lock of its context: copies of memory that
-/// other contexts can use are made in another (decision 080).
+/// other contexts can use are made in another (decision 087).
 #[test]
 fn copies_do_not_wait_for_a_launch_that_waits() {
     for link in ["local", "udp"] {
@@ -18,6 +18,7 @@ fn copies_do_not_wait_for_a_launch_that_waits() {
             .args(["check", "--quick", "--only", "full"])
             .envs(environment(ExecutionMode::Prompt, 2))
             .env("DOORBELL_STANDIN", "prompt,devices=2,queue=64")
+            .env("DOORBELL_GPU_CONTEXT", "separate")
             .env("DOORBELL_LINK", link)
             .output()
             .unwrap();

@@ -5,22 +5,19 @@ use crate::{
     results::{self, Results},
 };
 use anyhow::{Context, Result, bail};
-use doorbell_tests::{environment::kernel_gid, process::Process};
+use doorbell_tests::{environment::kernel_gid, process::Process, scratch::Scratch};
 use nix::{
     sched::{CpuSet, sched_getaffinity},
     unistd::Pid,
 };
 use std::{
     fmt, fs,
-    net::TcpListener,
     os::unix::fs::symlink,
     path::PathBuf,
     time::{Duration, Instant},
 };
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// TCP ports of the tools, below the ephemeral range.
-const PORTS: std::ops::Range<u16> = 30_100..32_700;
 /// Runs that a stock end may spoil by itself before it counts as a failure.
 const MAX_CLOCK_FAILURES: usize = 5;
 
@@ -69,15 +66,14 @@ impl fmt::Display for Pairing {
 pub(crate) struct Rig {
     doorbell: PathBuf,
     /// Doorbell under the classic names; and outputs. Removed at the end.
-    scratch: tempfile::TempDir,
+    scratch: Scratch,
     cores: Vec<usize>,
-    next_port: u16,
     runs: usize,
 }
 
 impl Rig {
     pub(crate) fn new(doorbell: PathBuf) -> Result<Self> {
-        let scratch = tempfile::Builder::new().prefix("pairings-").tempdir()?;
+        let scratch = Scratch::new("pairings", 30_100..32_700)?;
         for verb in ["write", "read", "send", "atomic"] {
             for kind in ["bw", "lat"] {
                 symlink(&doorbell, scratch.path().join(format!("ib_{verb}_{kind}")))?;
@@ -87,20 +83,8 @@ impl Rig {
             doorbell,
             scratch,
             cores: cores()?,
-            next_port: PORTS.start,
             runs: 0,
         })
-    }
-
-    fn port(&mut self) -> Result<u16> {
-        while PORTS.contains(&self.next_port) {
-            let port = self.next_port;
-            self.next_port += 1;
-            if TcpListener::bind(("0.0.0.0", port)).is_ok() {
-                return Ok(port);
-            }
-        }
-        bail!("no TCP port of {PORTS:?} is left")
     }
 
     /// A taskset(1) list: pinned apart, as migration would be measured; the last ones, as the first
@@ -207,7 +191,7 @@ impl Rig {
 
     fn once(&mut self, case: &Case, environment: Environment, pairing: Pairing) -> Result<(String, String)> {
         let deadline = Instant::now() + LIMIT;
-        let port = self.port()?;
+        let port = self.scratch.port()?;
         let folder = self.scratch.path().join(format!("run-{}", self.runs));
         self.runs += 1;
         fs::create_dir(&folder)?;

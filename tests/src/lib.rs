@@ -4,8 +4,8 @@
 //! Shared here: [`interop`], both ends of a test of every operation; [`conformance`], the rules for
 //! every device; [`raw`], the C verbs; [`soft`], two soft devices in one process; [`gpu`], the
 //! cases of the GPU's kernels; [`program`], the common part of the programs in `src/bin`; and for
-//! programs that run others [`process`], [`environment`], [`retry`] and
-//! [`section`], and [`built`].
+//! programs that run others [`process`], [`environment`], [`retry`], [`scratch`] and [`section`],
+//! and [`built`].
 
 pub mod attributes;
 mod book;
@@ -18,6 +18,7 @@ pub mod process;
 pub mod program;
 pub mod raw;
 pub mod retry;
+pub mod scratch;
 pub mod section;
 pub mod soft;
 

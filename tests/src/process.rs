@@ -166,6 +166,17 @@ impl Process {
         Ok(false)
     }
 
+    /// Waits for output; false when it exited, or `deadline` passed.
+    pub fn wait_shown(&mut self, shown: &str, deadline: Instant) -> Result<bool> {
+        while !self.output().contains(shown) {
+            if self.status()?.is_some() || Instant::now() > deadline {
+                return Ok(false);
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+        Ok(true)
+    }
+
     /// Its output so far.
     pub fn output(&self) -> String {
         fs::read(&self.output).map_or_else(|_| String::new(), |bytes| String::from_utf8_lossy(&bytes).into_owned())

@@ -9,26 +9,21 @@ use anyhow::{Result, bail};
 use doorbell_tests::{
     environment::{kernel_gid, unprivileged},
     process::Process,
+    scratch::Scratch,
 };
 use std::{
     fs,
-    net::{Ipv4Addr, Ipv6Addr, TcpListener},
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU16, Ordering},
     time::{Duration, Instant},
 };
 
 /// Time limit of a row; far more than any takes, on a busy machine too.
 const LIMIT: Duration = Duration::from_secs(120);
-/// TCP ports of the tools, below the ephemeral range.
-const PORTS: std::ops::Range<u16> = 20_000..30_000;
 
 /// This test's own: user 65534 runs the tools, and another user may have the default address.
 const OWN: &str = "127.91.0.1";
 /// Logs why a device could not be opened, which C tools cannot print.
 const REASONS: (&str, &str) = ("DOORBELL_LOG", "error");
-const SHOWN: usize = 30;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
@@ -60,9 +55,7 @@ impl Outcome {
 
 pub(crate) struct Rig {
     doorbell: PathBuf,
-    /// The folder of outputs, removed at the end.
-    scratch: tempfile::TempDir,
-    ports: AtomicU16,
+    scratch: Scratch,
 }
 
 /// The soft device's address with RoCE v2 (decision 077): what other devices reach.
@@ -78,14 +71,8 @@ struct EndEnvironment {
 impl Rig {
     /// Fails unless the command works.
     pub(crate) fn new(doorbell: PathBuf) -> Result<Self> {
-        let scratch = tempfile::Builder::new().prefix("stock-").tempdir()?;
-        // The tools run as user 65534, which must be able to enter.
-        fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755))?;
-        let rig = Self {
-            doorbell,
-            scratch,
-            ports: AtomicU16::new(PORTS.start),
-        };
+        let scratch = Scratch::new("stock", 20_000..30_000)?;
+        let rig = Self { doorbell, scratch };
         let mut words = rig.under_doorbell(&[]);
         words.push("true".to_owned());
         let mut tried = Process::start(&words, &[], &rig.folder("tried")?, "tried")?;
@@ -95,40 +82,21 @@ impl Rig {
         Ok(rig)
     }
 
-    /// A folder for the outputs of one row, which only its owner may write.
     pub(crate) fn folder(&self, name: &str) -> Result<PathBuf> {
-        let folder = self.scratch.path().join(name);
-        fs::create_dir_all(&folder)?;
-        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777))?;
-        Ok(folder)
+        self.scratch.folder(name)
     }
 
     /// The last lines of the output of a row's processes, if it failed.
     pub(crate) fn outputs_of(&self, folder: &str, outcome: &Outcome) -> String {
-        if !outcome.fails() {
-            return String::new();
+        if outcome.fails() {
+            self.scratch.outputs(folder, &["server", "client"])
+        } else {
+            String::new()
         }
-        let ends = ["server", "client"].map(|end| {
-            let file = self.scratch.path().join(folder).join(end).with_extension("log");
-            let text = fs::read(file).unwrap_or_default();
-            indented(&format!("{end}: "), &String::from_utf8_lossy(&text))
-        });
-        ends.concat()
     }
 
-    /// A free TCP port, not used by another row.
     pub(crate) fn port(&self) -> Result<u16> {
-        loop {
-            let port = self.ports.fetch_add(1, Ordering::Relaxed);
-            if !PORTS.contains(&port) {
-                bail!("no TCP port of {PORTS:?} is left");
-            }
-            let free = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
-                .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)));
-            if free.is_ok() {
-                return Ok(port);
-            }
-        }
+        self.scratch.port()
     }
 
     /// `doorbell run` without any privilege, at [`OWN`] unless the options have an address.
@@ -267,13 +235,6 @@ impl Pair<'_> {
         }
         Ok(complaint(&serving.output(), &client.output()).map_or(Outcome::Runs, Outcome::Fails))
     }
-}
-
-/// The last lines of a program's output, indented below its row.
-pub(crate) fn indented(who: &str, text: &str) -> String {
-    let lines: Vec<&str> = text.lines().collect();
-    let shown = &lines[lines.len().saturating_sub(SHOWN)..];
-    shown.iter().map(|line| format!("    {who}{line}\n")).collect()
 }
 
 /// Any file in a row's folder, which is its processes' TMPDIR, other than stdout and stderr.

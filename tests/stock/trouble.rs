@@ -2,11 +2,11 @@
 
 use crate::{
     cases::{SINGLES, Single},
-    rig::{Outcome, Rig, indented},
+    rig::{Outcome, Rig},
     table::Line,
 };
 use anyhow::Result;
-use doorbell_tests::{process::Process, retry::RetryBudget};
+use doorbell_tests::{process::Process, retry::RetryBudget, scratch::indented};
 use std::time::{Duration, Instant};
 
 /// Time limit: an end that has lost its peer fails after its retries.
@@ -92,21 +92,10 @@ fn start(rig: &Rig, command: &str, name: &str) -> Result<Process> {
     Process::start(&words, &[], &rig.folder(&format!("trouble-{}", rig.port()?))?, name)
 }
 
-fn shows(process: &mut Process, shown: &str) -> Result<bool> {
-    let deadline = Instant::now() + LIMIT;
-    while !process.output().contains(shown) {
-        if process.status()?.is_some() || Instant::now() > deadline {
-            return Ok(false);
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(true)
-}
-
 fn watch(rig: &Rig) -> Result<Option<String>> {
     // Its output is no terminal, so stdio would buffer it; stdbuf makes it line-buffered.
     let mut watching = start(rig, "stdbuf -oL ibv_asyncwatch", "watch")?;
-    if !shows(&mut watching, "async event FD")? {
+    if !watching.wait_shown("async event FD", Instant::now() + LIMIT)? {
         return Ok(Some(format!("it shows {:?}", watching.output())));
     }
     watching.signal(libc::SIGINT);

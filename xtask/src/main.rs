@@ -3,6 +3,7 @@
 mod apt;
 mod ci;
 mod classic;
+mod clients;
 mod dist;
 mod fuzz;
 mod goals;
@@ -29,6 +30,7 @@ Usage: cargo xtask COMMAND [OPTIONS]
 
 Commands:
   ci               check everything
+  clients          run RDMA programs that others wrote on the drop-in libraries
   dist             make the SBOM of a release
   fuzz             run the fuzz targets of tests/fuzz for a time, or show their coverage
   goals            judge the project's goals by `doorbell limits`
@@ -59,6 +61,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<u8> {
     use lexopt::prelude::*;
     match arguments.next()? {
         Some(Value(command)) if command == "ci" => ci::main(arguments),
+        Some(Value(command)) if command == "clients" => clients::main(arguments),
         Some(Value(command)) if command == "dist" => dist::main(arguments),
         Some(Value(command)) if command == "fuzz" => fuzz::main(arguments),
         Some(Value(command)) if command == "goals" => goals::main(arguments),

@@ -65,15 +65,48 @@ pub(crate) const STOCK_SANITIZED: [Need; 5] = [
     },
 ];
 
-pub(crate) const PEERS: [Need; 3] = [
-    STOCK[2],
+const UCX: Need = Need {
+    package: "ucx-utils",
+    found: || in_path("ucx_perftest"),
+};
+
+const FABRIC: Need = Need {
+    package: "libfabric-bin",
+    found: || in_path("fi_pingpong"),
+};
+
+pub(crate) const PEERS: [Need; 3] = [STOCK[2], UCX, FABRIC];
+
+/// Clients of the short form.
+pub(crate) const CLIENTS: [Need; 6] = [
+    STOCK[1],
+    UCX,
+    FABRIC,
     Need {
-        package: "ucx-utils",
-        found: || in_path("ucx_perftest"),
+        package: "python3-pyverbs",
+        found: || Path::new("/usr/lib/python3/dist-packages/pyverbs").exists(),
     },
     Need {
-        package: "libfabric-bin",
-        found: || in_path("fi_pingpong"),
+        package: "qperf",
+        found: || in_path("qperf"),
+    },
+    Need {
+        package: "fio",
+        found: || in_path("fio"),
+    },
+];
+
+/// Clients that only the full form runs.
+pub(crate) const LARGE_CLIENTS: [Need; 4] = [
+    COLLECTIVE_PEERS[0],
+    COLLECTIVE_PEERS[1],
+    Need {
+        package: "mpich",
+        found: || in_path("mpirun.mpich"),
+    },
+    Need {
+        package: "libmpich-dev",
+        found: || in_path("mpicc.mpich"),
     },
 ];
 

@@ -21,6 +21,7 @@ pub mod host;
 pub mod links;
 mod mapping;
 mod memory;
+mod multicast;
 mod pd;
 mod progress;
 mod qp;
@@ -43,6 +44,7 @@ pub use links::udp::PortState;
 pub use memory::{
     Dm, HostRange, Mr, Mw, OutOfRange, RegisterError, Reregister, Rights, WindowKind, WindowsBound, supports_gpu_memory,
 };
+pub use multicast::AttachError;
 pub use pd::Pd;
 pub use qp::{CreateQpError, ModifyQpError, Posting, Qp, QpConfig};
 pub use srq::{SharedPosting, Srq, SrqConfig};
@@ -72,6 +74,10 @@ pub mod capacity {
     pub const DEVICE_MEMORY: usize = 4 << 20;
     /// Protection domains.
     pub const PDS: usize = 32_768;
+    /// Multicast groups with queue pairs attached.
+    pub const MULTICAST_GROUPS: usize = doorbell_roce_proto::Endpoint::MAX_MULTICAST_GROUPS;
+    /// Queue pairs attached to one of them.
+    pub const MULTICAST_QPS: usize = doorbell_roce_proto::Endpoint::MAX_MULTICAST_QPS;
     /// READs and atomics outstanding on a queue pair, as requester and as responder.
     pub const RD_ATOMIC: u8 = 128;
     /// Bytes of a message.

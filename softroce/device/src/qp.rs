@@ -375,6 +375,7 @@ impl Drop for Qp {
         let mut core = shared.core.lock();
         core.withdraw_qp(self.number);
         core.remove_qp(self.number);
+        self.device().multicast().keep_joined(&core.endpoint);
         // Its timers are gone with it.
         shared.deliver(core);
         shared.wait_for_access(Some(self.number), None);

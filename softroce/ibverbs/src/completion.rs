@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use doorbell_roce_proto::work::{Completion, CompletionOpcode, Status};
+use doorbell_roce_proto::work::{Completion, CompletionOpcode, IpVersion, Status};
 use doorbell_softroce::clock::TimestampClocks;
 use doorbell_softroce::{Cq, CqConfig, CqNotify, Event, EventOwner, EventQueue, Pd, Token};
 use doorbell_verbs_sys::*;
@@ -294,7 +294,9 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     0
 }
 
-/// For an error only `wr_id`, `status`, `qp_num` and `vendor_err` are valid; the rest is zero.
+/// For an error only `wr_id`, `status`, `qp_num` and `vendor_err` are valid; the rest is zero. The
+/// service level of a datagram is the type of its frame, as in mlx5's completions: bit 3 for UDP,
+/// and 1 for IPv6 or 2 for IPv4.
 pub(crate) fn to_wc(completion: &Completion) -> ibv_wc {
     let mut wc = ibv_wc {
         wr_id: completion.wr_id,
@@ -325,8 +327,12 @@ pub(crate) fn to_wc(completion: &Completion) -> ibv_wc {
         };
         wc.byte_len = completion.byte_len;
         wc.src_qp = completion.src_qpn.get();
-        if completion.grh {
+        if let Some(version) = completion.grh {
             wc.wc_flags = IBV_WC_GRH;
+            wc.sl = match version {
+                IpVersion::V4 => 0b1010,
+                IpVersion::V6 => 0b1001,
+            };
         }
         if let Some(imm) = completion.imm {
             wc.wc_flags |= IBV_WC_WITH_IMM;

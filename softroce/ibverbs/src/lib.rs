@@ -21,6 +21,7 @@ mod errno;
 mod event;
 mod extended_cq;
 mod gids;
+mod multicast;
 mod post;
 mod protection;
 mod query;
@@ -38,6 +39,7 @@ pub use domain::{import_pd, unimport_pd};
 pub use doorbell_softroce::{ConfigError, CopyMode, DeviceConfig, LinkChoice, OpenError};
 use doorbell_verbs_sys::{Api, Promise};
 pub use gids::{GID_TABLE_LEN, gid_table, routable_index};
+pub use multicast::{attach_mcast, detach_mcast};
 pub use protection::{import_mr, unimport_mr};
 pub use registry::{AlreadyInUse, configure, copy_modes, last_open_error, process_group};
 

@@ -31,6 +31,8 @@ pub(crate) struct SoftQp {
     /// Dropped before the rest, which must stay allocated until the last event is acknowledged.
     pub(crate) qp: ManuallyDrop<Qp>,
     transport: Transport,
+    /// Created with IBV_QP_CREATE_BLOCK_SELF_MCAST_LB.
+    blocks_own_multicast: bool,
     events: Arc<EventQueue<Event>>,
     /// Asynchronous events reported to the application.
     pub(crate) async_events: AtomicU32,
@@ -59,11 +61,18 @@ impl SoftQp {
         // SAFETY: ours by contract; the field is written at creation only.
         unsafe { (*qp.cast::<Self>()).transport }
     }
+
+    /// # Safety
+    /// As for [`handle`](Self::handle).
+    pub(crate) unsafe fn blocks_own_multicast(qp: *mut ibv_qp) -> bool {
+        // SAFETY: as in `transport`.
+        unsafe { (*qp.cast::<Self>()).blocks_own_multicast }
+    }
 }
 
 pub(crate) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: the same contract.
-    unsafe { create(pd, &*init, None) }
+    unsafe { create(pd, &*init, None, 0) }
 }
 
 /// `EOPNOTSUPP` for known features that the device lacks (TSO, hashing), else `EINVAL`.
@@ -75,7 +84,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *m
         | IBV_QP_INIT_ATTR_MAX_TSO_HEADER
         | IBV_QP_INIT_ATTR_IND_TABLE
         | IBV_QP_INIT_ATTR_RX_HASH;
-    // Both have no effect here: there is no multicast loopback, and no bus to pad for.
+    // The second has no effect here: there is no bus to pad for.
     const FLAGS: u32 = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB | IBV_QP_CREATE_PCI_WRITE_END_PADDING;
     // SAFETY: live by contract.
     let attr = unsafe { &*init };
@@ -101,7 +110,12 @@ pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *m
         return errno::null(libc::EINVAL);
     }
     let supported = domain | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    if attr.comp_mask & !supported != 0 || given(IBV_QP_INIT_ATTR_CREATE_FLAGS) && attr.create_flags & !FLAGS != 0 {
+    let flags = if given(IBV_QP_INIT_ATTR_CREATE_FLAGS) {
+        attr.create_flags
+    } else {
+        0
+    };
+    if attr.comp_mask & !supported != 0 || flags & !FLAGS != 0 {
         return errno::null(libc::EOPNOTSUPP);
     }
     let operations = given(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then_some(attr.send_ops_flags);
@@ -116,7 +130,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *m
     };
     if !is_target {
         // SAFETY: the same contract.
-        return unsafe { create(attr.pd, &classic, operations) };
+        return unsafe { create(attr.pd, &classic, operations, flags) };
     }
     (classic.send_cq, classic.recv_cq, classic.srq) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
     // SAFETY: live and ours by contract.
@@ -127,6 +141,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *m
         attr: &classic,
         transport: Transport::Xrc,
         operations: None,
+        blocks_own_multicast: false,
     };
     // SAFETY: live by contract.
     unsafe { finish(&parts, |owner| xrcd.target(owner)) }
@@ -144,7 +159,7 @@ pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
 
 /// # Safety
 /// `pd` is live and ours, as are the completion queues of `attr`, unless they are null.
-unsafe fn create(pd: *mut ibv_pd, attr: &ibv_qp_init_attr, operations: Option<u64>) -> *mut ibv_qp {
+unsafe fn create(pd: *mut ibv_pd, attr: &ibv_qp_init_attr, operations: Option<u64>, create_flags: u32) -> *mut ibv_qp {
     // SAFETY: live by contract.
     let soft_pd = unsafe { &*pd.cast::<SoftPd>() };
     let transport = match attr.qp_type {
@@ -191,6 +206,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_qp_init_attr, operations: Option<u6
         attr,
         transport,
         operations,
+        blocks_own_multicast: create_flags & IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0,
     };
     // SAFETY: as above.
     unsafe { finish(&parts, |owner| soft_pd.pd.queue_pair(&config, owner)) }
@@ -203,6 +219,7 @@ struct QpParts<'a> {
     attr: &'a ibv_qp_init_attr,
     transport: Transport,
     operations: Option<u64>,
+    blocks_own_multicast: bool,
 }
 
 /// Around the queue pair that `make` creates.
@@ -216,6 +233,7 @@ unsafe fn finish(parts: &QpParts<'_>, make: impl FnOnce(EventOwner) -> Result<Qp
         attr,
         transport,
         operations,
+        blocks_own_multicast,
     } = parts;
     // SAFETY: by contract.
     let events = &unsafe { Context::from_ptr(context) }.events;
@@ -257,6 +275,7 @@ unsafe fn finish(parts: &QpParts<'_>, make: impl FnOnce(EventOwner) -> Result<Qp
         stage: operations.map(|_| Stage::new(&attr.cap, transport)),
         qp: ManuallyDrop::new(qp),
         transport,
+        blocks_own_multicast,
         events: Arc::clone(events),
         async_events: AtomicU32::new(0),
     };
@@ -321,8 +340,13 @@ pub(crate) unsafe extern "C" fn query_qp(
     0
 }
 
-/// Waits until its events are acknowledged (ibv_get_async_event(3)).
+/// Waits until its events are acknowledged (ibv_get_async_event(3)). `EBUSY` while it is attached
+/// to a multicast group.
 pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: live and ours by contract.
+    if unsafe { SoftQp::transport(qp) == Transport::Ud && SoftQp::handle(qp).is_attached() } {
+        return libc::EBUSY;
+    }
     let soft = qp.cast::<SoftQp>();
     let token = token_of(soft);
     // SAFETY: live and ours; the caller gives up ownership, and nothing uses the handle after this.

@@ -3,6 +3,7 @@
 mod config;
 mod deferred;
 mod fast_path;
+mod multicast;
 mod types;
 
 use std::collections::VecDeque;
@@ -26,6 +27,8 @@ use crate::{Instant, Qpn};
 
 pub use config::{EndpointConfig, LinkCapabilities};
 pub use fast_path::FastPathSend;
+use multicast::MulticastGroups;
+pub use multicast::{AttachError, MULTICAST_QPN};
 pub use types::{AsyncEvent, Datagram, Ident, LinkPacket, Transmit};
 
 /// Packets that one queue pair sends before the next one's turn: enough for a GSO run.
@@ -52,6 +55,7 @@ pub struct Endpoint {
     /// The queue pair of the last UDP packet returned, cleared when its path may change.
     last_sent: Option<u32>,
     gsi: Gsi,
+    multicast: MulticastGroups,
     full_links: FullLinks,
     out: Outbox,
 }
@@ -118,6 +122,7 @@ impl Endpoint {
                 ..SendSchedule::default()
             },
             gsi: Gsi::default(),
+            multicast: MulticastGroups::default(),
             full_links: FullLinks::default(),
             out: Outbox::default(),
         }
@@ -179,7 +184,7 @@ impl Endpoint {
     /// # Errors
     /// When the transition table refuses it; nothing has changed then.
     pub fn modify_qp(&mut self, now: Instant, qpn: Qpn, modify: &Modify) -> Result<(), ModifyError> {
-        let (index, qp) = find(&mut self.qps, qpn).ok_or(ModifyError::UnknownQp)?;
+        let (index, qp) = self.qps.find_mut(qpn).ok_or(ModifyError::UnknownQp)?;
         self.last_sent = None;
         qp.modify(now, modify, &mut self.out)?;
         self.reschedule(index);
@@ -194,12 +199,13 @@ impl Endpoint {
     /// Destroys a queue pair and discards its requests; false when it does not exist.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> bool {
         self.last_sent = None;
-        if let Some((index, qp)) = find(&mut self.qps, qpn) {
+        if let Some((index, qp)) = self.qps.find_mut(qpn) {
             self.timers.set(index, None);
             qp.revoke_refs(&mut self.out);
             if let Some(srq) = qp.srq() {
                 self.out.srqs.detach(srq);
             }
+            self.multicast.detach(qpn, |_| true);
         }
         self.qps.remove(qpn)
     }
@@ -242,7 +248,7 @@ impl Endpoint {
     /// (IBTA vol 1, 10.3.1), and so is what the transport does not offer: UC has neither READs nor
     /// atomics, UD needs [`post_datagram`](Self::post_datagram).
     pub fn post_send(&mut self, _now: Instant, qpn: Qpn, request: &SendRequest<'_>) -> Result<(), PostError> {
-        let (index, qp) = find(&mut self.qps, qpn).ok_or(PostError::UnknownQp)?;
+        let (index, qp) = self.qps.find_mut(qpn).ok_or(PostError::UnknownQp)?;
         qp.post_send(request, &mut self.out)?;
         self.active.add(index);
         Ok(())
@@ -269,7 +275,7 @@ impl Endpoint {
     /// # Errors
     /// When it is refused, as for any other queue pair; nothing was queued.
     pub fn post_to(&mut self, qpn: Qpn, request: &SendRequest<'_>, to: &Remote) -> Result<(), PostError> {
-        let (index, qp) = find(&mut self.qps, qpn).ok_or(PostError::UnknownQp)?;
+        let (index, qp) = self.qps.find_mut(qpn).ok_or(PostError::UnknownQp)?;
         qp.post_to(request, to, &mut self.out)?;
         self.active.add(index);
         Ok(())
@@ -290,7 +296,7 @@ impl Endpoint {
     /// # Errors
     /// When it is refused, as always in RESET or with a shared receive queue; nothing was queued.
     pub fn post_receive(&mut self, qpn: Qpn, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
-        let (_, qp) = find(&mut self.qps, qpn).ok_or(PostError::UnknownQp)?;
+        let (_, qp) = self.qps.find_mut(qpn).ok_or(PostError::UnknownQp)?;
         qp.post_receive(request, &mut self.out)
     }
 
@@ -315,11 +321,14 @@ impl Endpoint {
                 return;
             }
         };
+        if datagram.dst.is_multicast() {
+            return self.handle_multicast(now, datagram, packet, memory);
+        }
         if packet.bth.dest_qp == GSI {
             self.handle_management(now, datagram, &packet);
             return;
         }
-        let Some((index, qp)) = find(&mut self.qps, packet.bth.dest_qp).filter(|(_, qp)| qp.receives()) else {
+        let Some((index, qp)) = self.qps.find_mut(packet.bth.dest_qp).filter(|(_, qp)| qp.receives()) else {
             counters.no_qp += 1;
             return;
         };
@@ -346,7 +355,7 @@ impl Endpoint {
 
     /// Pins the UDP source port of a connected peer that is known before its first packet.
     pub fn pin_peer_port(&mut self, qpn: Qpn, port: u16) {
-        if let Some((_, qp)) = find(&mut self.qps, qpn) {
+        if let Some((_, qp)) = self.qps.find_mut(qpn) {
             qp.pin_peer_port(port);
         }
     }
@@ -385,7 +394,7 @@ impl Endpoint {
             counters.malformed += 1;
             return;
         };
-        let Some((index, qp)) = find(&mut self.qps, bth.dest_qp).filter(|(_, qp)| qp.receives()) else {
+        let Some((index, qp)) = self.qps.find_mut(bth.dest_qp).filter(|(_, qp)| qp.receives()) else {
             counters.no_qp += 1;
             return;
         };
@@ -585,9 +594,4 @@ impl Endpoint {
             self.active.add(index);
         }
     }
-}
-
-fn find(qps: &mut QpTable, qpn: Qpn) -> Option<(u32, &mut QueuePair)> {
-    let index = qps.find(qpn)?;
-    qps.get_mut(index).map(|qp| (index, qp))
 }

@@ -32,7 +32,8 @@ pub mod work;
 
 pub use counters::Counters;
 pub use endpoint::{
-    AsyncEvent, Datagram, Endpoint, EndpointConfig, FastPathSend, Ident, LinkCapabilities, LinkPacket, Transmit,
+    AsyncEvent, AttachError, Datagram, Endpoint, EndpointConfig, FastPathSend, Ident, LinkCapabilities, LinkPacket,
+    MULTICAST_QPN, Transmit,
 };
 pub use gsi::{ReceivedMad, mad_of};
 pub use qpn::QpnBlock;

@@ -91,6 +91,11 @@ impl QpTable {
         self.slots.get(index as usize)?.as_ref()
     }
 
+    pub(crate) fn find_mut(&mut self, qpn: Qpn) -> Option<(u32, &mut QueuePair)> {
+        let index = self.find(qpn)?;
+        self.get_mut(index).map(|qp| (index, qp))
+    }
+
     pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut QueuePair> {
         self.slots.get_mut(index as usize)?.as_mut()
     }

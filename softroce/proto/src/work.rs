@@ -220,6 +220,15 @@ pub enum CompletionOpcode {
     ReceiveWriteImm = 129,
 }
 
+/// The version of a datagram's IP header, which its completion reports (IBTA annex A17.4.5.1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IpVersion {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
 /// A work completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completion {
@@ -241,6 +250,6 @@ pub struct Completion {
     pub src_qpn: Qpn,
     /// The solicited-event bit of the message.
     pub solicited: bool,
-    /// UD: the first [`GRH_LEN`](crate::wire::GRH_LEN) bytes received are the IP header.
-    pub grh: bool,
+    /// UD: the first [`GRH_LEN`](crate::wire::GRH_LEN) bytes received are this IP header.
+    pub grh: Option<IpVersion>,
 }

@@ -34,7 +34,7 @@ fn sends_and_writes_of_every_size() {
                 pair.run();
                 let (_, done) = pair.nodes[1].completions.pop().unwrap();
                 assert_eq!(receive_of(&done), (CompletionOpcode::Receive, len, imm));
-                assert_eq!((done.src_qpn, done.grh), (pair.nodes[0].qpn, false));
+                assert_eq!((done.src_qpn, done.grh), (pair.nodes[0].qpn, None));
                 assert_eq!(
                     pair.bytes(1, into)[..len as usize],
                     pair.bytes(0, local)[..len as usize]

@@ -5,7 +5,7 @@ mod util;
 use doorbell_roce_proto::memory::Sge;
 use doorbell_roce_proto::qp::{Modify, State};
 use doorbell_roce_proto::wire::{Extension, GRH_LEN, Opcode, Transport, ip_header_addresses};
-use doorbell_roce_proto::work::{CompletionOpcode, Destination, Operation, PostError, Status};
+use doorbell_roce_proto::work::{CompletionOpcode, Destination, IpVersion, Operation, PostError, Status};
 
 use util::memory::Rights;
 use util::{
@@ -50,7 +50,8 @@ fn datagrams_of_every_size() {
                 pair.run();
                 let (_, done) = pair.nodes[1].completions.pop().unwrap();
                 assert_eq!(receive_of(&done), (CompletionOpcode::Receive, GRH + len, imm));
-                assert_eq!((done.src_qpn, done.grh), (pair.nodes[0].qpn, true));
+                let version = if v6 { IpVersion::V6 } else { IpVersion::V4 };
+                assert_eq!((done.src_qpn, done.grh), (pair.nodes[0].qpn, Some(version)));
                 let received = &pair.bytes(1, remote)[..(GRH + len) as usize];
                 let (header, payload) = received.split_first_chunk().unwrap();
                 assert_eq!(*payload, pair.bytes(0, local)[..len as usize]);

@@ -202,7 +202,7 @@ fn mixes(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>
 /// waits, which holds the lock of its context.
 fn full(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>> {
     const LEN: usize = 1 << 20;
-    if memory::is_of_the_program_only() {
+    if memory::is_copied_in_the_programs_context() {
         return Ok(None);
     }
     let mut pair = Pair::new(options, address, two, 2 << 20)?;

@@ -14,9 +14,8 @@ use doorbell_tests::gpu::foreign;
 /// Selects the allocation of GPU memory: `older` is `cuMemAlloc`. Child processes inherit it.
 const KIND: &str = "GPU_VERBS_MEMORY";
 
-/// Whether GPU memory can be used in the program's context alone.
-pub(crate) fn is_of_the_program_only() -> bool {
-    std::env::var(KIND).as_deref() == Ok("older")
+pub(crate) fn is_copied_in_the_programs_context() -> bool {
+    std::env::var(KIND).as_deref() == Ok("older") || std::env::var("DOORBELL_GPU_CONTEXT").as_deref() != Ok("separate")
 }
 
 /// Bytes that a thread processes at a time, and the size of its staging buffer.

@@ -10,7 +10,7 @@ mod cases;
 mod report;
 mod rig;
 mod runner;
-mod waivers;
+pub mod waivers;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -9,23 +9,33 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 
+/// What a case does that is waived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub enum Kind {
+    /// It fails.
     Fails,
+    /// It fails at times.
     Unsteady,
+    /// It crashes the machine and is not run.
     Never,
+    /// It reports that the device lacks the feature.
     Lacks,
 }
 
+/// A line of a file of waivers.
 #[derive(Clone, Debug)]
-pub(super) struct Waiver {
-    pub(super) pattern: String,
-    pub(super) kind: Kind,
-    pub(super) reason: String,
+pub struct Waiver {
+    /// A case's name, or the beginning of names and `*`.
+    pub pattern: String,
+    /// What is waived.
+    pub kind: Kind,
+    /// Why.
+    pub reason: String,
 }
 
 impl Waiver {
-    pub(super) fn covers(&self, name: &str) -> bool {
+    /// Whether it is of the case of this name.
+    pub fn covers(&self, name: &str) -> bool {
         match self.pattern.strip_suffix('*') {
             Some(beginning) => name.starts_with(beginning),
             None => name == self.pattern,
@@ -33,7 +43,8 @@ impl Waiver {
     }
 }
 
-pub(super) fn read(path: &Path) -> Result<Vec<Waiver>> {
+/// The waivers of a file; an error when a line is none.
+pub fn read(path: &Path) -> Result<Vec<Waiver>> {
     let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
     parse(&text).with_context(|| path.display().to_string())
 }

@@ -5,7 +5,7 @@ use super::{
     cargo_test::{side_by_side, tests},
     guest, lacking, licences, rows, safe,
 };
-use crate::{fuzz, instructions, kernels, sanitize, setup, soak, target_folder, tidy, workspace};
+use crate::{clients, fuzz, instructions, kernels, sanitize, setup, soak, target_folder, tidy, workspace};
 use anyhow::{Context, Result, bail};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use std::{
 
 /// In order: the guest first, which keeps one processor busy while the background uses the others.
 /// In the background: what needs no build first.
-pub(crate) const ALL: [Step; 22] = [
+pub(crate) const ALL: [Step; 23] = [
     Step::new(
         "setup",
         Place::First,
@@ -123,6 +123,12 @@ pub(crate) const ALL: [Step; 22] = [
         "stock RDMA programs on the drop-in libraries, unprivileged; the classic tools with perftest's",
     ),
     Step::new(
+        "clients",
+        Place::InOrder,
+        clients,
+        "clients that others wrote on the drop-in libraries; with --full all of docs/CLIENTS.md",
+    ),
+    Step::new(
         "swarm",
         Place::InOrder,
         swarm,
@@ -142,6 +148,7 @@ fn set_up(_: Scope) -> Result<Verdict> {
     let lists = [
         &setup::ABI[..],
         &setup::STOCK,
+        &setup::CLIENTS,
         &setup::KERNELS,
         &setup::INSTRUCTIONS,
         &setup::RDMA_CORE,
@@ -254,6 +261,12 @@ fn stock(scope: Scope) -> Result<Verdict> {
     let tables = run("stock", &["host", "--quick", "--check", "docs/STOCK.md"])?;
     let pairings = run("pairings", &["host", "--quick"])?;
     rows::verdict(&[tables, pairings])
+}
+
+fn clients(scope: Scope) -> Result<Verdict> {
+    let full = (scope == Scope::Full).then_some("--full");
+    let arguments: Vec<_> = full.into_iter().chain(["--check", "docs/CLIENTS.md"]).collect();
+    clients::run(&programs(scope)?, &arguments)
 }
 
 fn swarm(scope: Scope) -> Result<Verdict> {

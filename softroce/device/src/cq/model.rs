@@ -34,7 +34,7 @@ fn completion() -> Completion {
         qpn: Qpn::new(2),
         src_qpn: Qpn::new(2),
         solicited: false,
-        grh: false,
+        grh: None,
     }
 }
 

@@ -13,6 +13,8 @@ use doorbell_cuda::{
 };
 use parking_lot::Mutex;
 
+pub(crate) use super::contexts::separate_contexts;
+use super::contexts::{self, context, is_primary_of};
 use super::copies::CopyOp;
 use super::small::{Block, SmallCopyDevice, SmallCopyDevices, start_small_copies};
 use super::udp_staging::{StagedWrite, UdpPinned};
@@ -52,51 +54,6 @@ enum Backing {
     Imported(DeviceMemory),
 }
 
-/// The contexts of devices with registered memory, in order of first use. Held for good.
-static USED: Mutex<Vec<UsedContext>> = Mutex::new(Vec::new());
-
-#[derive(Clone)]
-struct UsedContext {
-    context: Context,
-    /// The program's, not a separate one (decision 080).
-    is_primary: bool,
-}
-
-impl UsedContext {
-    fn is(&self, ordinal: usize, is_primary: bool) -> bool {
-        self.context.device().ordinal() == ordinal && self.is_primary == is_primary
-    }
-}
-
-/// The context for copies of a device's memory: the program's own, or for mapped memory, which all
-/// contexts can use, a separate one, whose copies do not wait for the program's launches.
-fn context(driver: Driver, ordinal: usize, is_primary: bool) -> Result<Context, Error> {
-    let mut used = USED.lock();
-    if let Some(found) = used.iter().find(|used| used.is(ordinal, is_primary)) {
-        return Ok(found.context.clone());
-    }
-    let device = driver.device(ordinal)?;
-    let context = if is_primary {
-        device.context()?
-    } else {
-        device.separate_context()?
-    };
-    let others = used.iter().map(|other| &other.context);
-    for other in others.filter(|other| other.device() != device) {
-        // Without peer access the driver stages through the host.
-        for (one, other) in [(&context, other), (other, &context)] {
-            if let Err(error) = one.enable_peer_access(other) {
-                tracing::debug!("{error}");
-            }
-        }
-    }
-    used.push(UsedContext {
-        context: context.clone(),
-        is_primary,
-    });
-    Ok(context)
-}
-
 /// Whether CUDA is installed. Loads the driver.
 pub(crate) fn is_possible() -> bool {
     Driver::load().is_ok()
@@ -119,10 +76,10 @@ pub(crate) fn find(addr: u64, len: usize) -> Result<Located, NoMemory> {
     };
     let primary = context(driver, ordinal, true)?;
     let info = primary.pointer_info(address)?.ok_or(NoMemory::Unknown)?;
-    let context = if info.is_mapped {
-        context(driver, ordinal, false)?
-    } else {
+    let context = if is_primary_of(info.is_mapped) {
         primary
+    } else {
+        context(driver, ordinal, false)?
     };
     let around = info.allocation.filter(|(base, size)| {
         let offset = addr.wrapping_sub(base.0);
@@ -195,11 +152,15 @@ impl Memory {
     /// Imports another process's memory for copies on `device`, or on the first with registered
     /// memory; `None` where there is none.
     pub(crate) fn import(handle: &Handle, len: usize, device: Option<usize>) -> Result<Option<Self>, DriverError> {
-        let Some(first) = USED.lock().first().map(|used| used.context.device()) else {
+        let Some(first) = contexts::first() else {
             return Ok(None);
         };
         let ordinal = device.unwrap_or(first.ordinal());
-        let context = &context(first.driver(), ordinal, matches!(handle, Handle::Ipc(_)))?;
+        let context = &context(
+            first.driver(),
+            ordinal,
+            is_primary_of(matches!(handle, Handle::Descriptor(_))),
+        )?;
         let (backing, is_mapped) = match handle {
             Handle::Descriptor(fd) => (Backing::Imported(DeviceMemory::import(context, fd.as_fd(), len)?), true),
             Handle::Ipc(bytes) => {

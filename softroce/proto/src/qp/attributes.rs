@@ -30,6 +30,7 @@ pub enum State {
 }
 
 /// Creation attributes of a queue pair; all sizes are fixed for its life.
+// fields: the attributes of ibv_create_qp_ex(3).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QpInit {
     /// Its protection domain.

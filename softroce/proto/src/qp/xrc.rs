@@ -12,7 +12,8 @@ use crate::wire::Transport;
 use crate::work::{Operation, PostError, Remote, SendRequest, SrqId};
 
 impl QueuePair {
-    /// Whether the transport offers the operation (IBTA vol 1, table 36), with a `remote` end given.
+    /// Whether the transport offers the operation (IBTA vol 1, table 36), with a `remote` end
+    /// given.
     pub(super) const fn offers(&self, operation: &Operation, remote: bool) -> bool {
         match self.init.transport {
             Transport::Rc => !remote,

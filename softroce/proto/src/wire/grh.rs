@@ -9,6 +9,7 @@
 //! A UDP socket strips the IP header: it is rebuilt, with traffic class, flow label and
 //! Identification 0, TTL 64, and a correct IPv4 checksum, which distinguishes IPv4 from IPv6.
 
+use crate::work::IpVersion;
 use core::net::IpAddr;
 
 /// Length of the GRH in front of every received datagram.
@@ -20,8 +21,8 @@ const IPV4_HEADER: usize = 20;
 /// The usual TTL or hop limit.
 pub const HOP_LIMIT: u8 = 64;
 
-/// The IP header of a datagram with `payload_len` bytes of UDP payload.
-pub fn ip_header(src: IpAddr, dst: IpAddr, payload_len: usize) -> [u8; GRH_LEN] {
+/// The IP header of a datagram with `payload_len` bytes of UDP payload, and its version.
+pub fn ip_header(src: IpAddr, dst: IpAddr, payload_len: usize) -> (IpVersion, [u8; GRH_LEN]) {
     let mut grh = [0; GRH_LEN];
     // A datagram is shorter than 2^16 bytes, headers included.
     let udp_len = (UDP_HEADER + payload_len) as u16;
@@ -38,6 +39,7 @@ pub fn ip_header(src: IpAddr, dst: IpAddr, payload_len: usize) -> [u8; GRH_LEN] 
             ip[16..20].copy_from_slice(&dst.octets());
             let checksum = checksum(ip);
             ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+            (IpVersion::V4, grh)
         }
         (src, dst) => {
             grh[0] = 0x60;
@@ -46,9 +48,9 @@ pub fn ip_header(src: IpAddr, dst: IpAddr, payload_len: usize) -> [u8; GRH_LEN] 
             grh[7] = HOP_LIMIT;
             grh[8..24].copy_from_slice(&crate::Gid::from(src).0);
             grh[24..40].copy_from_slice(&crate::Gid::from(dst).0);
+            (IpVersion::V6, grh)
         }
     }
-    grh
 }
 
 /// Source and destination of such a header: IPv4 if its checksum is correct, else IPv6 or `None`.
@@ -80,7 +82,7 @@ mod tests {
 
     #[test]
     fn ipv4_behind_twenty_zeros() {
-        let grh = ip_header("10.9.0.2".parse().unwrap(), "10.9.0.1".parse().unwrap(), 100);
+        let (_, grh) = ip_header("10.9.0.2".parse().unwrap(), "10.9.0.1".parse().unwrap(), 100);
         assert_eq!(grh[..20], [0; 20]);
         assert_eq!(grh[20..30], [0x45, 0, 0, 128, 0, 0, 0x40, 0, 64, 17]);
         assert_eq!(grh[32..], [10, 9, 0, 2, 10, 9, 0, 1]);
@@ -96,7 +98,7 @@ mod tests {
 
     #[test]
     fn ipv6_fills_it() {
-        let grh = ip_header("fd09::2".parse().unwrap(), "fd09::1".parse().unwrap(), 100);
+        let (_, grh) = ip_header("fd09::2".parse().unwrap(), "fd09::1".parse().unwrap(), 100);
         assert_eq!(grh[..8], [0x60, 0, 0, 0, 0, 108, 17, 64]);
         assert_eq!((grh[8], grh[9], grh[23]), (0xfd, 0x09, 2));
         assert_eq!((grh[24], grh[25], grh[39]), (0xfd, 0x09, 1));

@@ -91,7 +91,7 @@ impl World {
             dest == CM && opcode == Opcode::ud_send(false)
         );
         let src = self.source(input, index)?;
-        let header = wire::ip_header(src, OURS, packet.len());
+        let (_, header) = wire::ip_header(src, OURS, packet.len());
         let addresses = wire::ip_header_addresses(&header);
         assert_eq!(
             addresses.map(|(src, dst)| (src.to_canonical(), dst.to_canonical())),

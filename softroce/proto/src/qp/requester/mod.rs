@@ -349,7 +349,7 @@ impl Requester {
             qpn: connection.qpn,
             src_qpn: connection.peer,
             solicited: false,
-            grh: false,
+            grh: None,
         };
         out.complete(self.cq, completion);
     }

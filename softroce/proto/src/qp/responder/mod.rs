@@ -17,7 +17,7 @@ use crate::qp::responder::replies::{Replies, ReplyKind};
 use crate::qp::{Connection, Modify, QpInit, RemoteAccess};
 use crate::srq::SharedQueue;
 use crate::wire::{Nak, RnrTimer, XrcEth};
-use crate::work::{Completion, CompletionOpcode, CqId, PostError, ReceiveRequest, SrqId, Status, XrcDomain};
+use crate::work::{Completion, CompletionOpcode, CqId, IpVersion, PostError, ReceiveRequest, SrqId, Status, XrcDomain};
 use crate::{Psn, Qpn, RKey};
 
 #[derive(Debug)]
@@ -258,9 +258,9 @@ impl Responder {
             imm: outcome.imm,
             invalidated: outcome.invalidated,
             qpn: connection.qpn,
-            src_qpn: outcome.datagram_from.unwrap_or(connection.peer),
+            src_qpn: outcome.datagram_from.map_or(connection.peer, |(qpn, _)| qpn),
             solicited: outcome.solicited,
-            grh: outcome.datagram_from.is_some(),
+            grh: outcome.datagram_from.map(|(_, version)| version),
         };
         out.complete(self.cq, completion);
         true
@@ -275,8 +275,8 @@ struct Outcome {
     imm: Option<u32>,
     invalidated: Option<RKey>,
     solicited: bool,
-    /// UD: the sending queue pair; the payload is then preceded by the IP header.
-    datagram_from: Option<Qpn>,
+    /// UD: the sending queue pair; the payload is then preceded by an IP header of this version.
+    datagram_from: Option<(Qpn, IpVersion)>,
 }
 
 impl Outcome {

@@ -103,7 +103,7 @@ impl Responder {
             out.counters.dropped_messages += 1;
             return Ok(());
         };
-        let header = ip_header(src, dst, wire::packet_len(packet.bth.opcode, packet.payload.len()));
+        let (version, header) = ip_header(src, dst, wire::packet_len(packet.bth.opcode, packet.payload.len()));
         let pd = self.receive_pd;
         let scattered = sges::scatter(memory, pd, list, 0, PayloadSource::Bytes(&header))
             .and_then(|()| sges::scatter(memory, pd, list, GRH_LEN as u64, packet.payload));
@@ -125,7 +125,7 @@ impl Responder {
             imm: packet.extension.imm().map(|imm| imm.0),
             invalidated: None,
             solicited: packet.bth.solicited,
-            datagram_from: Some(deth.src_qp),
+            datagram_from: Some((deth.src_qp, version)),
         };
         self.complete(connection, outcome, out);
         Ok(())

@@ -1,0 +1,234 @@
+//! What a client's own output verifies and measures. An output that shows less is an error.
+
+use crate::pyverbs;
+use anyhow::{Context, Result, ensure};
+
+/// What a run has shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Report {
+    /// The same in every run that passes.
+    pub(crate) verified: String,
+    /// The client's own measurement, or a dash.
+    pub(crate) figure: String,
+    /// Tables below the rows.
+    pub(crate) notes: String,
+}
+
+fn report(verified: impl Into<String>, figure: impl Into<String>) -> Result<Report> {
+    let (verified, figure) = (verified.into(), figure.into());
+    let notes = String::new();
+    Ok(Report {
+        verified,
+        figure,
+        notes,
+    })
+}
+
+const NO_FIGURE: &str = "–";
+
+pub(crate) fn pyverbs(_: &str, output: &str) -> Result<Report> {
+    let notes = pyverbs::tables(output)?;
+    Ok(Report {
+        notes,
+        ..report(pyverbs::judged(output)?, NO_FIGURE)?
+    })
+}
+
+/// `fi_pingpong -c`: bytes, sent, acknowledged, total, time, MB/s, µs, rate of each size.
+pub(crate) fn fabric(_: &str, client: &str) -> Result<Report> {
+    let rows: Vec<Vec<&str>> = client
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .filter(|fields| fields.len() == 8 && fields[0].starts_with(|first: char| first.is_ascii_digit()))
+        .collect();
+    let last = rows.last().context("no line of results")?;
+    for row in &rows {
+        ensure!(
+            row[2].strip_prefix('=') == Some(row[1]),
+            "{} of {} acknowledged",
+            row[2],
+            row[1]
+        );
+    }
+    let figure = format!("{} µs, {} GB/s", number(rows[0][6])?, rounded(number(last[5])? / 1e3));
+    report(
+        format!("{} sizes × {} round trips, every byte", rows.len(), last[1]),
+        figure,
+    )
+}
+
+/// `-V` checks the bytes, `-v` shows each message.
+pub(crate) fn rping(_: &str, client: &str) -> Result<Report> {
+    ensure!(!client.contains("data mismatch"), "wrong bytes");
+    let messages = client.lines().filter(|line| line.contains("ping data: ")).count();
+    ensure!(messages > 0, "no message");
+    report(format!("{messages} messages of 4000 bytes, every byte"), NO_FIGURE)
+}
+
+pub(crate) fn ucmatose(server: &str, client: &str) -> Result<Report> {
+    completed(server, client, "4 × 100 messages of 500 bytes each way")
+}
+
+pub(crate) fn udaddy(server: &str, client: &str) -> Result<Report> {
+    completed(server, client, "3 × 100 datagrams of 500 bytes each way")
+}
+
+fn completed(server: &str, client: &str, verified: &str) -> Result<Report> {
+    for output in [server, client] {
+        ensure!(
+            output.contains("return status 0") && output.contains("data transfers complete"),
+            "no line of completion"
+        );
+    }
+    report(verified, NO_FIGURE)
+}
+
+/// `qperf -vvs`: `name = value unit`; counts of messages at both ends.
+pub(crate) fn qperf(_: &str, client: &str) -> Result<Report> {
+    let value = |name: &str| {
+        client.lines().find_map(|line| {
+            let (found, value) = line.split_once('=')?;
+            (found.trim() == name).then(|| value.trim().to_owned())
+        })
+    };
+    let messages = [
+        "recv_msgs",
+        "loc_recv_msgs",
+        "rem_recv_msgs",
+        "send_msgs",
+        "rem_send_msgs",
+    ]
+    .iter()
+    .find_map(|name| value(name))
+    .context("no count of messages")?;
+    ensure!(messages != "0", "no message");
+    let figure = value("bw")
+        .or_else(|| value("latency"))
+        .or_else(|| value("msg_rate"))
+        .context("no figure")?;
+    let figure = figure.replace(" us", " µs").replace("/sec", "/s");
+    report("one second, messages counted", figure)
+}
+
+/// The server's `issued rwts: total=READS,…`, and its bandwidth with verification.
+pub(crate) fn fio(server: &str, client: &str) -> Result<Report> {
+    for output in [server, client] {
+        ensure!(output.contains("err= 0:"), "no line `err= 0`");
+    }
+    let blocks = after(server, "issued rwts: total=").and_then(|rest| rest.split(',').next());
+    let blocks: u64 = blocks.context("no line of requests")?.parse()?;
+    ensure!(blocks > 0, "no block was received");
+    let bandwidth = after(server, "READ: bw=").and_then(|rest| rest.split_once('(')?.1.split_once(')'));
+    let (bandwidth, _) = bandwidth.context("no line of bandwidth")?;
+    report(
+        format!("{blocks} blocks of 64 KiB, crc32c"),
+        bandwidth.replace("MB/s", " MB/s"),
+    )
+}
+
+fn after<'a>(text: &'a str, mark: &str) -> Option<&'a str> {
+    text.split_once(mark).map(|(_, rest)| rest)
+}
+
+/// `ucx_perftest -f`: iterations, µs (median, average, overall), MiB/s and messages/s twice.
+fn ucx(output: &str) -> Result<[f64; 8]> {
+    let row = output
+        .lines()
+        .rev()
+        .map(|line| line.split_whitespace().map(str::parse).collect::<Result<Vec<f64>, _>>());
+    let row = row.flatten().find(|row| row.len() == 8).context("no line of results")?;
+    let row = <[f64; 8]>::try_from(row).ok().context("no line of results")?;
+    ensure!(
+        row[0] > 0.0 && row[1..].iter().any(|&value| value > 0.0),
+        "nothing was measured"
+    );
+    Ok(row)
+}
+
+pub(crate) fn ucx_latency(_: &str, client: &str) -> Result<Report> {
+    let row = ucx(client)?;
+    report(format!("{} iterations", row[0]), format!("{} µs", rounded(row[1])))
+}
+
+pub(crate) fn ucx_bandwidth(_: &str, client: &str) -> Result<Report> {
+    let row = ucx(client)?;
+    let gigabytes = row[5] * f64::from(1 << 20) / 1e9;
+    report(format!("{} iterations", row[0]), format!("{} GB/s", rounded(gigabytes)))
+}
+
+/// `verified BYTES bytes, … us, … GB/s` of `ring.c`.
+pub(crate) fn ring(_: &str, output: &str) -> Result<Report> {
+    let line = output.lines().find_map(|line| line.strip_prefix("verified "));
+    let (bytes, figure) = line
+        .and_then(|line| line.split_once(" bytes, "))
+        .context("no line of verified bytes")?;
+    report(format!("{bytes} bytes, every byte"), figure.replace(" us", " µs"))
+}
+
+fn number(text: &str) -> Result<f64> {
+    text.parse().with_context(|| format!("{text} is no number"))
+}
+
+fn rounded(value: f64) -> String {
+    format!("{value:.2}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(read: fn(&str, &str) -> Result<Report>, server: &str, client: &str) -> [String; 2] {
+        let Report { verified, figure, .. } = read(server, client).unwrap();
+        [verified, figure]
+    }
+
+    #[test]
+    fn reports_are_read() {
+        let lines = "bytes #sent #ack total time MB/sec usec/xfer Mxfers/sec\n64 100 =100 12k 0.02s 0.5 9.50 0.0\n1m 100 =100 200m 1s 1970.00 5.00 0.0\n";
+        assert_eq!(
+            shown(fabric, "", lines),
+            ["2 sizes × 100 round trips, every byte", "9.5 µs, 1.97 GB/s"]
+        );
+        let lines = "rc_bw:\n    bw          =     9.11 GB/sec\n    recv_msgs   =  139,050 \n";
+        assert_eq!(shown(qperf, "", lines)[1], "9.11 GB/s");
+        let server =
+            "x: (groupid=0): err= 0: pid=1\n issued rwts: total=64,0,0,0 short\n  READ: bw=7984KiB/s (81.7MB/s), 7\n";
+        assert_eq!(
+            shown(fio, server, "err= 0:"),
+            ["64 blocks of 64 KiB, crc32c", "81.7 MB/s"]
+        );
+        let line = "+---+\n 2000 0.256 18.087 18.087 0.42 1000.00 55288 55288\n";
+        assert_eq!(shown(ucx_latency, "", line), ["2000 iterations", "0.26 µs"]);
+        assert_eq!(shown(ucx_bandwidth, "", line)[1], "1.05 GB/s");
+        let line = "verified 104873600 bytes, 32.946 us, 0.244 GB/s\n";
+        assert_eq!(
+            shown(ring, "", line),
+            ["104873600 bytes, every byte", "32.946 µs, 0.244 GB/s"]
+        );
+    }
+
+    /// A client that ends with 0 without having shown a figure does not pass.
+    #[test]
+    fn an_output_without_a_figure_is_an_error() {
+        let all = [
+            pyverbs,
+            fabric,
+            rping,
+            ucmatose,
+            udaddy,
+            qperf,
+            fio,
+            ucx_latency,
+            ucx_bandwidth,
+            ring,
+        ];
+        for read in all {
+            assert!(read("", "").is_err());
+        }
+        let unacknowledged = "64 100 =99 12k 0.02s 0.5 9.50 0.0\n";
+        assert!(fabric("", unacknowledged).is_err());
+        assert!(rping("", "ping data: x\ndata mismatch!\n").is_err());
+        assert!(fio("err= 0: issued rwts: total=0,0,0,0 READ: bw=1 (1MB/s)", "err= 0:").is_err());
+        assert!(ucx_latency("", "0 0.0 0.0 0.0 0.0 0.0 0 0\n").is_err());
+    }
+}

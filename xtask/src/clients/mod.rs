@@ -1,0 +1,72 @@
+//! `cargo xtask clients`: RDMA programs that others wrote, on the drop-in libraries, and the tables
+//! of docs/CLIENTS.md. It installs them and builds; the program `clients` of `tests/clients` runs
+//! the rows.
+
+use crate::{
+    ci::{Verdict, command, lacking, rows, succeed},
+    setup, target_folder,
+};
+use anyhow::Result;
+use std::path::Path;
+
+const HELP: &str = "\
+Run RDMA programs that others wrote on the drop-in libraries
+
+Usage: cargo xtask clients [NAME...] [OPTIONS]
+
+  NAME              only rows whose client and mode contain it
+Options:
+      --full        also the rows that take long or need large packages; of each row also the client without
+                    RDMA, and each end killed
+      --list        show the rows
+      --check FILE  fail when a row verified something else than in the table of FILE
+      --write FILE  write the rows that were run to the table of FILE (docs/CLIENTS.md), with all columns
+  -h, --help        show this
+
+Exit status: 0 all passed, 1 a failure, 2 a wrong call.
+";
+
+/// The command-line form. Returns the exit status.
+pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
+    let words: Vec<String> = arguments
+        .raw_args()?
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    if words.iter().any(|word| word == "-h" || word == "--help") {
+        print!("{HELP}");
+        return Ok(0);
+    }
+    build()?;
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match run(&target_folder()?.join("release"), &words) {
+        Ok(Verdict::Skipped(why)) => {
+            eprintln!("clients: {why}");
+            Ok(1)
+        }
+        Ok(_) => Ok(0),
+        // Each failed row has been printed.
+        Err(_) => Ok(1),
+    }
+}
+
+/// As released, for the figures.
+fn build() -> Result<Verdict> {
+    let libraries = ["doorbell-perftest", "doorbell-dropin", "doorbell-sysfs"];
+    let packages = libraries.into_iter().flat_map(|package| ["-p", package]);
+    succeed(command(&["build", "--release", "--locked"]).args(packages))?;
+    let program = ["-p", "doorbell-tests", "--bin", "clients"];
+    succeed(command(&["build", "--release", "--locked"]).args(program))
+}
+
+/// Runs the program in the folder `programs`, with what its rows need installed.
+pub(crate) fn run(programs: &Path, arguments: &[&str]) -> Result<Verdict> {
+    let mut needs = setup::CLIENTS.to_vec();
+    if arguments.contains(&"--full") {
+        needs.extend(setup::LARGE_CLIENTS);
+    }
+    match setup::provide(&needs)?.as_slice() {
+        [] => {}
+        missing => return lacking(missing),
+    }
+    rows::verdict(&[rows::run(&programs.join("clients"), arguments, &[])?])
+}
