@@ -182,7 +182,11 @@ mod tests {
         let (mut all, began) = (Vec::new(), Instant::now());
         while all.len() < count && began.elapsed() < Duration::from_secs(10) {
             if link.rx.receive(batch).unwrap() != 0 {
-                all.extend(batch.datagrams().map(|datagram| (datagram.dst, datagram.bytes.to_vec())));
+                all.extend(
+                    batch
+                        .datagrams()
+                        .map(|datagram| (datagram.dst, datagram.bytes.to_vec())),
+                );
             }
         }
         assert_eq!(link.rx.receive(batch).unwrap(), 0, "no more than {all:?}");
