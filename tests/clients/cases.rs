@@ -216,9 +216,9 @@ fn qperf() -> Vec<Case> {
 }
 
 /// Its client sends without RNR retries, so the server must have posted all receives: as many as
-/// there are blocks. Its engine for TCP does not verify.
+/// there are blocks. Its engine for TCP does not verify. Its processes would leave their group.
 fn fio() -> Case {
-    let common = "--ioengine=rdma --port=PORT --bs=64k --size=16m --verify=crc32c";
+    let common = "--thread --ioengine=rdma --port=PORT --bs=64k --size=16m --verify=crc32c";
     let server = format!("fio --name=server {common} --iodepth=256 --rw=read");
     let client = format!("fio --name=client {common} --iodepth=8 --rw=write --verb=send --do_verify=0 --hostname=HOST");
     Case::new(
