@@ -66,7 +66,7 @@ fn numbers_have_the_same_names_as_in_the_systems_library() {
     assert_eq!(stdout_of(&[path(&program)]), texts(&theirs).0);
 }
 
-/// Bit 3 for UDP, and 2 for IPv4 or 1 for IPv6, as mlx5's completions: UCX 1.13 drops what has none.
+/// Bit 3 for UDP, and 2 for IPv4 or 1 for IPv6, as mlx5: UCX 1.13 drops a datagram without.
 #[test]
 fn the_service_level_of_a_datagram_is_the_type_of_its_frame() {
     let Some((_folder, program)) = compiled("datagram.c", &["-libverbs"]) else {
