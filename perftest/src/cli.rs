@@ -12,6 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::coll::{CollArgs, NOTES};
 use crate::compare::CompareArgs;
 use crate::device::MemoryPlace;
+use crate::dropin::PciAddress;
 use crate::html::ReportArgs;
 use crate::plan::Kind;
 use crate::report::{Thresholds, column_help};
@@ -148,15 +149,36 @@ pub(crate) struct DropinArgs {
     /// Address it binds to; each one after a comma is another device [default: 127.0.0.1]
     #[arg(long, value_name = "IP[,IP]", value_delimiter = ',', num_args = 1)]
     pub(crate) address: Vec<IpAddr>,
+    /// Number of devices, soft0, soft1, …, at this address and the loopback addresses that follow
+    /// it
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=32))]
+    pub(crate) rails: Option<u8>,
     /// UDP port; both ends need the same
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: Option<u16>,
     /// Link between processes of one host: udp or local only [default: local where possible]
     #[arg(long, value_name = "LINK")]
     pub(crate) link: Option<String>,
-    /// Faults to inject into the packets sent, as drop=0.01,seed=7
+    /// Faults of the packets sent, as drop=0.01,delay=1ms; for one device, as
+    /// 'seed=7;soft1:drop=0.01'
     #[arg(long, value_name = "FAULTS")]
     pub(crate) faults: Option<String>,
+    /// Port of this device down from TIME on, for DURATION or for ever: soft1@3s+500ms
+    #[arg(long, value_name = "DEV@TIME[+DURATION]")]
+    pub(crate) down: Vec<String>,
+    /// Speed at which this device sends, in bits per second: soft1=1Gb; may be given for each
+    /// device
+    #[arg(long, value_name = "DEV=RATE")]
+    pub(crate) slow: Vec<String>,
+    /// PCI device, such as a GPU, that it is next to in sysfs; one for each device
+    #[arg(
+        long,
+        value_name = "PCI[,PCI]",
+        value_delimiter = ',',
+        num_args = 1,
+        conflicts_with = "no_sysfs"
+    )]
+    pub(crate) near: Vec<PciAddress>,
     /// Do not present the device in /sys/class/infiniband, and do not set LD_PRELOAD
     #[arg(long)]
     pub(crate) no_sysfs: bool,

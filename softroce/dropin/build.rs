@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const LISTS: [&str; 3] = ["libibverbs", "private", "librdmacm"];
+const LISTS: [&str; 4] = ["libibverbs", "private", "librdmacm", "libmlx5"];
 
 #[derive(Default)]
 struct Exports {

@@ -53,9 +53,22 @@ fn command(tool: &str, stock: Option<&str>, folder: &Path, here: &str) -> Comman
     command
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("an address").port()
+}
+
+/// Waits until a server listens or is gone; one that does neither is killed.
+pub(crate) fn await_listener(server: &mut Child, port: &str) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !has_listener("/proc/net", port.parse().expect("a number")) {
+        let gone = server.try_wait().expect("it can be waited for").is_some();
+        if gone || Instant::now() > deadline {
+            let _ = server.kill();
+            break;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Waits for a process whose output fits the pipes, and returns its output.
@@ -87,15 +100,7 @@ fn pair(line: &str, stock: Option<&str>, folder: &Path) -> [String; 2] {
         command.spawn().expect("it runs")
     };
     let mut server = start(&[]);
-    let deadline = Instant::now() + TIMEOUT;
-    while !has_listener("/proc/net", port.parse().expect("a number")) {
-        let gone = server.try_wait().expect("it can be waited for").is_some();
-        if gone || Instant::now() > deadline {
-            let _ = server.kill();
-            break;
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
+    await_listener(&mut server, &port);
     let client = output_of(start(&["127.0.0.1"]), line);
     [client, output_of(server, line)].map(|(stdout, stderr)| {
         // The C tool rules a line first, with this on stderr below it.

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,6 +60,21 @@ int main(void)
 	struct ibv_pd *(*alloc_pd)(struct ibv_context *) = symbol(library, "alloc_pd", "IBVERBS_1.1");
 	struct ibv_mr *(*reg_mr)(struct ibv_pd *, void *, size_t, int) = symbol(library, "reg_mr", "IBVERBS_1.1");
 	struct ibv_device **devices = list(NULL);
+
+	/* libmlx5's functions say that the device is not theirs. */
+	void *mlx5 = dlopen("libmlx5.so.1", RTLD_NOW);
+
+	CHECK(mlx5);
+	bool (*is_supported)(struct ibv_device *) = dlvsym(mlx5, "mlx5dv_is_supported", "MLX5_1.8");
+	int (*query_device)(void *, void *) = dlvsym(mlx5, "mlx5dv_query_device", "MLX5_1.0");
+	void *(*open_device)(struct ibv_device *, void *) = dlvsym(mlx5, "mlx5dv_open_device", "MLX5_1.7");
+	Dl_info ours, theirs;
+
+	CHECK(dladdr(is_supported, &theirs) && dladdr(list, &ours) && !strcmp(theirs.dli_fname, ours.dli_fname));
+	CHECK(!is_supported(devices[0]) && query_device(NULL, NULL) == EOPNOTSUPP);
+	errno = 0;
+	CHECK(!open_device(devices[0], NULL) && errno == EOPNOTSUPP);
+
 	struct ibv_context *context = open(devices[0]);
 	struct ibv_pd *pd = alloc_pd(context);
 	pthread_t thread;

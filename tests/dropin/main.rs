@@ -2,11 +2,13 @@
 //! system's, C programs, sysfs, signals and exit statuses.
 
 mod command;
+mod faults;
 mod layout;
 mod programs;
 mod suite;
 mod symbols;
 mod sysfs;
+mod wheels;
 
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};

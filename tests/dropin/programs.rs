@@ -66,7 +66,8 @@ fn numbers_have_the_same_names_as_in_the_systems_library() {
     assert_eq!(stdout_of(&[path(&program)]), texts(&theirs).0);
 }
 
-/// Bit 3 for UDP, and 2 for IPv4 or 1 for IPv6, as mlx5: UCX 1.13 drops a datagram without.
+/// Bit 3 for UDP, and 2 for IPv4 or 1 for IPv6, as mlx5's completions: UCX 1.13 drops what has
+/// none.
 #[test]
 fn the_service_level_of_a_datagram_is_the_type_of_its_frame() {
     let Some((_folder, program)) = compiled("datagram.c", &["-libverbs"]) else {
@@ -266,4 +267,64 @@ fn the_script_for_tensors_runs_on_memory_of_the_host() {
         stdout.lines().count() == 18 && stdout.lines().all(|line| line.starts_with("PASS ")),
         "{stdout}"
     );
+}
+
+/// As with an adapter, where each context is an open file of its own.
+#[test]
+fn a_forked_child_opens_the_device_again() {
+    let Some((_folder, program)) = compiled("forked.c", &["-D_GNU_SOURCE", "-libverbs"]) else {
+        return;
+    };
+    let group = address().replacen("127", "239", 1);
+    assert_eq!(stdout_of(&[path(&program), &group]), "");
+}
+
+/// rdma-core's own program: every message of a sender, in another process of the same address and
+/// on another device of the interface, which receive with the first at the same time.
+#[test]
+fn multicast_reaches_the_processes_of_every_device() {
+    if Command::new("mckey").arg("-h").output().is_err() {
+        return missing("mckey (rdmacm-utils)");
+    }
+    let (here, there) = (address(), address());
+    let group = here.replacen("127", "239", 1);
+    let mckey = |at: &str, options: &[&str]| {
+        let line_buffered = [
+            "run",
+            "--address",
+            at,
+            "--",
+            "stdbuf",
+            "-oL",
+            "mckey",
+            "-m",
+            &group,
+            "-b",
+            at,
+        ];
+        let mut command = doorbell(&[&line_buffered[..], options].concat());
+        command.env_remove("DOORBELL_SOFT_ADDR");
+        command
+    };
+    let receivers = [&here, &there].map(|at| {
+        let mut receiver = mckey(at, &[]).spawn().expect("doorbell was built");
+        let mut lines = BufReader::new(receiver.stdout.take().expect("it is piped")).lines();
+        let joined = lines
+            .by_ref()
+            .map_while(Result::ok)
+            .any(|line| line.contains("joined dgid"));
+        assert!(joined, "{at}");
+        (receiver, lines)
+    });
+    let output = mckey(&here, &["-s"]).output().expect("doorbell was built");
+    let (stdout, stderr) = texts(&output);
+    assert!(
+        stdout.contains("return status 0") && stderr.is_empty(),
+        "{stdout}{stderr}"
+    );
+    for (mut receiver, lines) in receivers {
+        let lines: Vec<_> = lines.map_while(Result::ok).collect();
+        assert!(lines.iter().any(|line| line == "return status 0"), "{lines:?}");
+        assert!(receiver.wait().expect("it was started").success());
+    }
 }

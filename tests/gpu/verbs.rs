@@ -9,6 +9,27 @@ fn run(manner: ExecutionMode, link: &str, arguments: &[&str]) {
     run_with(manner, link, arguments, "newer");
 }
 
+/// A call that waits for space in a stream holds the lock of its context: copies of memory that
+/// other contexts can use are made in another (decision 087).
+#[test]
+fn copies_do_not_wait_for_a_launch_that_waits() {
+    for link in ["local", "udp"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_gpu-verbs"))
+            .args(["check", "--quick", "--only", "full"])
+            .envs(environment(ExecutionMode::Prompt, 2))
+            .env("DOORBELL_STANDIN", "prompt,devices=2,queue=64")
+            .env("DOORBELL_GPU_CONTEXT", "separate")
+            .env("DOORBELL_LINK", link)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            said.matches("PASS").count() == 2 && output.status.success(),
+            "{link}: {said}"
+        );
+    }
+}
+
 fn run_with(manner: ExecutionMode, link: &str, arguments: &[&str], memory: &str) {
     let output = Command::new(env!("CARGO_BIN_EXE_gpu-verbs"))
         .env("GPU_VERBS_MEMORY", memory)

@@ -38,6 +38,7 @@ pub(crate) fn connect(net: &mut Network, window: u32, mtu: Mtu, timeout: u8) -> 
             max_inline: 0,
             signal_all: true,
             srq: None,
+            xrc_domain: None,
             ack_before_requests: false,
         })
     });

@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::resource::DeferredFrees;
 use crate::sys::{self, RawContext, status};
 
-/// The primary context of a device, retained as long as anything made in it exists.
+/// A context of a device, the primary one or another, kept as long as anything made in it exists.
 #[derive(Clone)]
 #[doc(alias = "CUcontext")]
 pub struct Context(Arc<Inner>);
@@ -23,6 +23,7 @@ pub struct Context(Arc<Inner>);
 struct Inner {
     device: Device,
     raw: RawContext,
+    is_primary: bool,
     deferred_frees: DeferredFrees,
 }
 
@@ -38,11 +39,30 @@ impl Context {
         // SAFETY: the pointer is to a local CUcontext.
         let status = unsafe { (driver.table().primary_ctx_retain)(&raw mut raw, device.raw()) };
         driver.check(status, "cuDevicePrimaryCtxRetain", format_args!("{device}"))?;
-        Ok(Self(Arc::new(Inner {
+        Ok(Self::of(device, raw, true))
+    }
+
+    /// Creates a context beside the primary one, and leaves the thread's current one as it was.
+    pub(crate) fn separate(device: Device) -> Result<Self, Error> {
+        let driver = device.driver();
+        let (mut raw, mut popped) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the pointer is to a local CUcontext.
+        let status = unsafe { (driver.table().ctx_create)(&raw mut raw, 0, device.raw()) };
+        driver.check(status, "cuCtxCreate", format_args!("{device}"))?;
+        let context = Self::of(device, raw, false);
+        // SAFETY: the pointer is to a local CUcontext; creating a context has pushed it.
+        let status = unsafe { (driver.table().ctx_pop_current)(&raw mut popped) };
+        driver.check(status, "cuCtxPopCurrent", format_args!("{device}"))?;
+        Ok(context)
+    }
+
+    fn of(device: Device, raw: RawContext, is_primary: bool) -> Self {
+        Self(Arc::new(Inner {
             device,
             raw,
+            is_primary,
             deferred_frees: DeferredFrees::default(),
-        })))
+        }))
     }
 
     /// Its device.
@@ -55,6 +75,12 @@ impl Context {
     #[must_use]
     pub fn driver(&self) -> Driver {
         self.0.device.driver()
+    }
+
+    /// Whether it is the device's primary context, which the CUDA runtime uses.
+    #[must_use]
+    pub fn is_primary(&self) -> bool {
+        self.0.is_primary
     }
 
     pub(crate) fn raw(&self) -> RawContext {
@@ -212,9 +238,15 @@ impl Drop for Inner {
         if let Ok(_entered) = self.enter() {
             self.deferred_frees.close(driver);
         }
-        // SAFETY: retained once by this value, and nothing made in the context is left: such
-        // resources hold this value.
-        let status = unsafe { (driver.table().primary_ctx_release)(self.device.raw()) };
+        // SAFETY: retained once or created by this value, and nothing made in the context is left:
+        // such resources hold this value.
+        let status = unsafe {
+            if self.is_primary {
+                (driver.table().primary_ctx_release)(self.device.raw())
+            } else {
+                (driver.table().ctx_destroy)(self.raw)
+            }
+        };
         if status != status::SUCCESS && status != status::DEINITIALIZED {
             tracing::warn!("the context of {} was not released: CUDA error {status}", self.device);
         }
@@ -252,7 +284,7 @@ impl fmt::Debug for Context {
 
 impl PartialEq for Context {
     fn eq(&self, other: &Self) -> bool {
-        self.0.device == other.0.device
+        self.0.raw == other.0.raw
     }
 }
 

@@ -318,6 +318,18 @@ impl Device {
     pub fn context(self) -> Result<Context, Error> {
         Context::primary(self)
     }
+
+    /// Creates a context of its own beside the primary one: calls in it do not wait for locks that
+    /// the driver holds for the other, as while a launch waits for space in a full queue.
+    ///
+    /// Memory mapped by `cuMemMap` can be used in both, any other only where it was allocated.
+    ///
+    /// # Errors
+    /// The driver's error. A context takes some hundred megabytes of device memory.
+    #[doc(alias = "cuCtxCreate")]
+    pub fn separate_context(self) -> Result<Context, Error> {
+        Context::separate(self)
+    }
 }
 
 impl fmt::Display for Device {

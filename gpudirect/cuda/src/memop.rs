@@ -64,6 +64,33 @@ impl Stream {
         })
     }
 
+    /// Writes `bytes` to `into` in words of 8 and 4 bytes, each at 1 µs. Unlike copies of less than
+    /// 32 KiB from the host, and kernels, it does not wait for the context's turn on the device.
+    ///
+    /// # Errors
+    /// As [`Stream::write_value64`].
+    pub fn write_words(&self, into: Span<'_>, bytes: &[u8]) -> Result<(), Error> {
+        let mut at = 0;
+        let head = if into.address().is_multiple_of(8) { 0 } else { 4 };
+        while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
+            let word = into.span(at..)?;
+            if let Some(value) = rest.first_chunk().filter(|_| at >= head) {
+                self.write_value64(word, u64::from_ne_bytes(*value))?;
+                at += 8;
+                continue;
+            }
+            let Some(value) = rest.first_chunk() else {
+                return Err(Error::Misaligned {
+                    offset: word.offset(),
+                    word: 4,
+                });
+            };
+            self.write_value32(word, u32::from_ne_bytes(*value))?;
+            at += 4;
+        }
+        Ok(())
+    }
+
     /// Later work waits until the first 4 bytes of `word` satisfy `until`. A stream that waits
     /// forever cannot be drained, nor its device synchronized.
     ///

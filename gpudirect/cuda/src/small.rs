@@ -76,10 +76,12 @@ struct LaunchPolicy {
     /// The end of the backoff, during which other mechanisms copy, and the length of the next.
     backoff_until: Option<Instant>,
     backoff: Duration,
+    /// The block and the program's kernels are in contexts that take turns.
+    takes_turns: bool,
 }
 
 impl LaunchPolicy {
-    fn new() -> Self {
+    fn new(takes_turns: bool) -> Self {
         Self {
             resident_score: 0,
             launch_score: 0,
@@ -87,6 +89,7 @@ impl LaunchPolicy {
             retry_after: RETRY_LAUNCHES[0],
             backoff_until: None,
             backoff: BACKOFF[0],
+            takes_turns,
         }
     }
 
@@ -108,12 +111,22 @@ impl LaunchPolicy {
     }
 
     fn record_latency(&mut self, time: Duration, was_resident: bool, now: Instant) {
+        if self.takes_turns && time >= START_TIMEOUT {
+            // It waited for its turn, and then delayed the kernels that run.
+            self.backoff_until = Some(now + self.backoff);
+            self.backoff = (8 * self.backoff).min(BACKOFF[1]);
+            return;
+        }
         match (time < SLOW_COMMAND, was_resident) {
             (true, true) => {
                 (self.resident_score, self.retry_after) = (decrement(self.resident_score), RETRY_LAUNCHES[0])
             }
             (false, true) => self.record_idle_stay(),
-            (true, false) => (self.launch_score, self.backoff) = (decrement(self.launch_score), BACKOFF[0]),
+            (true, false) => {
+                self.launch_score = decrement(self.launch_score);
+                // Kernels that are waited for in turns come and go.
+                self.backoff = if self.takes_turns { self.backoff / 2 } else { BACKOFF[0] }.max(BACKOFF[0]);
+            }
             (false, false) => {
                 self.launch_score = (self.launch_score + 1).min(POLICY_THRESHOLD);
                 if self.launch_score >= POLICY_THRESHOLD {
@@ -218,7 +231,7 @@ impl SmallCopies {
             launched_at: Instant::now(),
             cancelled: 0,
             launch_cancelled: false,
-            policy: LaunchPolicy::new(),
+            policy: LaunchPolicy::new(!context.is_primary()),
             progress_at: Instant::now(),
             by_launch: false,
             idle_polls: 0,
@@ -395,6 +408,12 @@ impl SmallCopies {
         Ok(!self.policy.in_backoff() && (!self.launch_cancelled || self.word(EXITED)? == self.launches))
     }
 
+    /// Whether kernels of this context had to wait for their turn just now.
+    #[must_use]
+    pub fn waits_for_turns(&self) -> bool {
+        self.policy.takes_turns && self.policy.in_backoff()
+    }
+
     /// Cancels all pending commands if the block should have started long ago: kernels may occupy
     /// the device, or earlier work wait for what they deliver. Returns whether it did. Cancelled
     /// commands never execute, but count as [`done`](Self::done); executed ones are a prefix.
@@ -448,7 +467,7 @@ mod tests {
 
     #[test]
     fn idle_stays_make_residency_rare() {
-        let mut policy = LaunchPolicy::new();
+        let mut policy = LaunchPolicy::new(false);
         let mut stay_resident = 0;
         for _ in 0..POLICY_THRESHOLD + 3 * RETRY_LAUNCHES[0] {
             if policy.stay_resident() {
@@ -471,8 +490,19 @@ mod tests {
     }
 
     #[test]
+    fn a_block_that_waits_for_its_turn_is_left_out_at_once() {
+        for (takes_turns, resident) in [(false, true), (false, false), (true, true), (true, false)] {
+            let mut policy = LaunchPolicy::new(takes_turns);
+            policy.record_latency(SLOW_COMMAND, resident, Instant::now());
+            assert!(!policy.in_backoff());
+            policy.record_latency(START_TIMEOUT, resident, Instant::now());
+            assert_eq!(policy.in_backoff(), takes_turns);
+        }
+    }
+
+    #[test]
     fn slow_commands_of_a_resident_block_count_as_idle_stays() {
-        let mut policy = LaunchPolicy::new();
+        let mut policy = LaunchPolicy::new(false);
         for _ in 0..POLICY_THRESHOLD {
             assert!(policy.stay_resident());
             policy.record_latency(SLOW_COMMAND, true, Instant::now());
@@ -485,7 +515,7 @@ mod tests {
 
     #[test]
     fn slow_launches_back_off_exponentially() {
-        let mut policy = LaunchPolicy::new();
+        let mut policy = LaunchPolicy::new(false);
         let now = Instant::now();
         for _ in 0..POLICY_THRESHOLD {
             assert!(!policy.in_backoff());

@@ -114,6 +114,24 @@ EXPORT cuDevicePrimaryCtxRelease_v2(int device) {
     return OK;
 }
 
+EXPORT cuCtxCreate_v2(void **context, unsigned, int device) {
+    ENTER;
+    Context *made = new Context();
+    made->device = device;
+    made->retained = 1;
+    count(CONTEXT, 1);
+    stack[depth++] = made;
+    *context = made;
+    return OK;
+}
+
+EXPORT cuCtxDestroy_v2(Context *context) {
+    ENTER;
+    delete context;
+    count(CONTEXT, -1);
+    return OK;
+}
+
 EXPORT cuCtxGetCurrent(void **context) {
     *context = current();
     return OK;

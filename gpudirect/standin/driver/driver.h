@@ -77,6 +77,9 @@ struct Settings {
     // Implicit synchronization: what may wait for all work of the device does. Loading a module or
     // (CUDA_MODULE_LOADING=LAZY) a kernel at its first launch; allocating and freeing pinned memory.
     bool implicit = false;
+    // The operations that a stream holds; the call that finds no space waits, and so do all others
+    // of its context that enqueue. 0: any number.
+    uint64_t queue = 0;
     // Overridden attributes of all devices.
     std::map<int, int> attributes;
 };
@@ -102,6 +105,8 @@ Status failing(const char *call);
 
 struct Context {
     int device, retained;
+    // A call waits for space in a stream.
+    bool waits;
 };
 // The thread's current context, or null.
 Context *current();

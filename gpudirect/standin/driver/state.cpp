@@ -47,9 +47,10 @@ void configure() {
         else if (word == "apart") settings.peers = false;
         else if (word.rfind("devices=", 0) == 0) settings.devices = std::max(0, std::min(atoi(word.c_str() + 8), MOST_DEVICES));
         else if (word == "implicit") settings.implicit = true;
+        else if (word.rfind("queue=", 0) == 0) settings.queue = std::max(0, atoi(word.c_str() + 6));
         else if (sscanf(word.c_str(), "fail=%63[^:]:%d:%d", call, &attribute, &value) == 3) fail(call, attribute, value);
         else if (sscanf(word.c_str(), "%d=%d", &attribute, &value) == 2) settings.attributes[attribute] = value;
-        else fprintf(stderr, "DOORBELL_STANDIN has %s, which is none of lazy, prompt, open, apart, implicit, devices=N, fail=CALL:NTH:CODE and ATTRIBUTE=VALUE\n", word.c_str());
+        else fprintf(stderr, "DOORBELL_STANDIN has %s, which is none of lazy, prompt, open, apart, implicit, queue=N, devices=N, fail=CALL:NTH:CODE and ATTRIBUTE=VALUE\n", word.c_str());
         begin = end + 1;
     }
 }

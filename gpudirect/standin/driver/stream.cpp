@@ -172,6 +172,18 @@ void Passage::pass(uint64_t time) {
     }
 }
 
+void wait_for_space(Stream &stream) {
+    Context *context = current();
+    if (!settings.queue || !context) return;
+    Held held(lock, std::adopt_lock);
+    changed.wait(held, [&] { return !context->waits; });
+    context->waits = true;
+    changed.wait(held, [&] { return stream.put - stream.done < settings.queue; });
+    context->waits = false;
+    changed.notify_all();
+    held.release();
+}
+
 Status put(Stream &stream, Work work) {
     if (Capture *capture = stream.capture.get()) {
         if (capture->invalid) return CAPTURE_INVALIDATED;
@@ -180,6 +192,7 @@ Status put(Stream &stream, Work work) {
         stream.tails = {nodes.size() - 1};
         return OK;
     }
+    wait_for_space(stream);
     stream.queue.push_back(std::move(work));
     stream.put++;
     stream.more.notify_one();

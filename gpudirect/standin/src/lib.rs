@@ -62,8 +62,9 @@ pub struct Standin {
 ///
 /// `DOORBELL_STANDIN` is a comma-separated list: `lazy` or `prompt`; `devices=N`; `apart` for no
 /// peer access between devices; `open` as [`Standin::open`]; `implicit` as
-/// [`Standin::set_implicit_synchronization`]; `fail=CALL:NTH:CODE` as [`Standin::fail_nth`]; `ATTRIBUTE=VALUE`
-/// as [`Standin::set_attribute`].
+/// [`Standin::set_implicit_synchronization`]; `queue=N` for the operations that a stream holds: the
+/// call that finds no space waits, and all others of its context with it; `fail=CALL:NTH:CODE` as
+/// [`Standin::fail_nth`]; `ATTRIBUTE=VALUE` as [`Standin::set_attribute`].
 ///
 /// # Panics
 /// As [`build`].

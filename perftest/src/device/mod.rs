@@ -105,8 +105,7 @@ pub(crate) fn open_all(names: &[String], soft: &SoftArgs, seed: u64, reach: Reac
     if named.is_empty() {
         return Ok(vec![open_soft(soft_devices, "soft0")?]);
     }
-    let (faults, userspace) = (soft_devices.faults(), named.iter().all(|name| soft_devices.has(name)));
-    if !userspace {
+    if !named.iter().all(|name| soft_devices.has(name)) {
         return named
             .iter()
             .map(|name| {
@@ -117,11 +116,10 @@ pub(crate) fn open_all(names: &[String], soft: &SoftArgs, seed: u64, reach: Reac
             })
             .collect();
     }
+    let faults: Vec<_> = named.iter().map(|name| soft_devices.faults(name)).collect();
     let library = soft_devices.library()?;
-    named
-        .iter()
-        .map(|name| opened(&library, name, faults.clone()))
-        .collect()
+    let named = named.iter().zip(faults);
+    named.map(|(name, faults)| opened(&library, name, faults)).collect()
 }
 
 pub(crate) fn not_userspace(name: &str) -> Failure {
@@ -131,7 +129,7 @@ pub(crate) fn not_userspace(name: &str) -> Failure {
 }
 
 fn open_soft(devices: Soft, name: &str) -> Result<Device, Failure> {
-    let faults = devices.faults();
+    let faults = devices.faults(name);
     opened(&devices.library()?, name, faults)
 }
 

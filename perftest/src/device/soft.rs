@@ -81,6 +81,7 @@ impl Soft {
                     corrupt: args.corrupt.unwrap_or(0.0),
                     delay: args.delay.unwrap_or_default(),
                     seed,
+                    ..FaultConfig::default()
                 };
             }
             if let Some(file) = &args.pcap {
@@ -113,8 +114,9 @@ impl Soft {
         self.devices.iter().map(|device| device.name.as_str()).collect()
     }
 
-    pub(crate) fn faults(&self) -> Option<String> {
-        let faults = self.devices.first()?.faults;
+    /// The faults of this device.
+    pub(crate) fn faults(&self, name: &str) -> Option<String> {
+        let faults = self.devices.iter().find(|device| device.name == name)?.faults;
         faults.is_active().then(|| faults.to_string())
     }
 
@@ -182,13 +184,13 @@ mod tests {
             (device.faults.drop, device.faults.seed, device.faults.delay.as_millis()),
             (0.05, 9, 1)
         );
-        assert!(device.pcap.is_some() && soft.faults().is_some());
+        assert!(device.pcap.is_some() && soft.faults("soft0").is_some());
     }
 
     #[test]
     fn nothing_set_is_one_device_without_faults() {
         let soft = soft("", Side::Single).unwrap();
-        assert_eq!((soft.names(), soft.faults()), (vec!["soft0"], None));
+        assert_eq!((soft.names(), soft.faults("soft0")), (vec!["soft0"], None));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The folder that precedes the system's libraries: a temporary one for `doorbell run`, a permanent
 //! one per user for `doorbell env`.
 
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, Permissions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
@@ -100,7 +101,12 @@ pub(crate) fn permanent() -> Result<PathBuf, String> {
 
 /// Creates the links and the sysfs files in the folder, and returns the variables that make
 /// programs use it. Existing entries stay valid while they are replaced.
-pub(crate) fn fill(folder: &Path, libraries: &Path, files: Option<&[File]>) -> io::Result<Vec<Variable>> {
+pub(crate) fn fill(
+    folder: &Path,
+    libraries: &Path,
+    files: Option<&[File]>,
+    copies: &[String],
+) -> io::Result<Vec<Variable>> {
     let folder = folder.canonicalize()?;
     let links = folder.join("lib");
     match fs::create_dir(&links) {
@@ -112,7 +118,7 @@ pub(crate) fn fill(folder: &Path, libraries: &Path, files: Option<&[File]>) -> i
         symlink(libraries.join(file), &new)?;
         fs::rename(&new, links.join(name))
     };
-    for name in library::NAMES {
+    for name in library::NAMES.into_iter().chain(copies.iter().map(String::as_str)) {
         link(name, library::FILE)?;
     }
     let mut variables = vec![("LD_LIBRARY_PATH", before(&links, "LD_LIBRARY_PATH"))];
@@ -123,7 +129,13 @@ pub(crate) fn fill(folder: &Path, libraries: &Path, files: Option<&[File]>) -> i
         let itself = libraries.join(library::SYSFS);
         let splits = itself.as_os_str().as_bytes().iter().any(|byte| b" :".contains(byte));
         let preload = if splits { links.join(library::SYSFS) } else { itself };
-        variables.push(("LD_PRELOAD", after("LD_PRELOAD", &preload)));
+        // A library with an RPATH finds its copy before this folder. Loaded at the start, by its
+        // bare name, the drop-in has that name already: then the loader does not search.
+        let preloads: Vec<&OsStr> = [preload.as_os_str()]
+            .into_iter()
+            .chain(copies.iter().map(OsStr::new))
+            .collect();
+        variables.push(("LD_PRELOAD", after("LD_PRELOAD", &preloads)));
         variables.push(("DOORBELL_VIEW", write(&folder, files)?.into()));
     }
     Ok(variables)
@@ -170,10 +182,10 @@ mod tests {
                 "sys/class/infiniband/soft0/node_type".to_owned(),
                 Content::Line(line.clone()),
             ),
-            ("dev/infiniband/uverbs0".to_owned(), Content::Link("/dev/null")),
+            ("dev/infiniband/uverbs0".to_owned(), Content::Link("/dev/null".into())),
         ];
         for libraries in ["/first", "/second one"] {
-            let variables = fill(folder.path(), Path::new(libraries), Some(&files)).unwrap();
+            let variables = fill(folder.path(), Path::new(libraries), Some(&files), &[]).unwrap();
             let value = |name| &variables.iter().find(|(is, _)| *is == name).unwrap().1;
             assert!(
                 value("LD_LIBRARY_PATH")

@@ -11,7 +11,14 @@ pub(crate) const FILE: &str = "libdoorbell_dropin.so";
 /// The library that presents the devices in sysfs.
 pub(crate) const SYSFS: &str = "libdoorbell_sysfs.so";
 /// The names under which programs load it.
-pub(crate) const NAMES: [&str; 4] = ["libibverbs.so.1", "libibverbs.so", "librdmacm.so.1", "librdmacm.so"];
+pub(crate) const NAMES: [&str; 6] = [
+    "libibverbs.so.1",
+    "libibverbs.so",
+    "librdmacm.so.1",
+    "librdmacm.so",
+    "libmlx5.so.1",
+    "libmlx5.so",
+];
 
 /// # Errors
 /// [`Failure::NotRun`] when there is none.

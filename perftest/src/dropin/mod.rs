@@ -1,15 +1,21 @@
 //! `doorbell run` and `doorbell env`: unmodified libibverbs programs on the userspace device.
 //!
 //! The loader finds links to the drop-in library by `LD_LIBRARY_PATH`
-//! (docs/decisions/031-doorbell-run.md). `library` finds the drop-in libraries, `folder` makes the
-//! links, `owner` records the owners, `sysfs` has the files that the preloaded library presents,
-//! `program` checks the program, `child` runs it.
+//! (docs/decisions/031-doorbell-run.md). `options` has the devices, `library` finds the drop-in
+//! libraries, `folder` makes the links, `owner` records the owners, `sysfs` has the files that the
+//! preloaded library presents and `pci` the place of the devices in them, `program` checks the
+//! program, `brought` finds libraries that would bypass the drop-in, in the packages of the
+//! interpreter that `python` finds, and `child` runs it.
 
+mod brought;
 mod child;
 mod folder;
 mod library;
+mod options;
 mod owner;
+mod pci;
 mod program;
+mod python;
 mod sysfs;
 
 use std::env;
@@ -17,11 +23,14 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use doorbell_softroce::clock::ticks;
 use doorbell_softroce_ibverbs::DeviceConfig;
 
 use crate::cli::{DropinArgs, EnvArgs, RunArgs};
 use crate::failure::{Failure, one_line};
 use crate::report;
+pub(crate) use pci::PciAddress;
+use pci::Place;
 use sysfs::ShownDevice;
 
 /// The exit status of env(1) for its own failures.
@@ -33,7 +42,7 @@ type Variable = (&'static str, OsString);
 /// [`Failure::Usage`] when the device options are invalid; [`Failure::NotRun`] when the command was
 /// not started.
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
-    let (device, configs) = device(&args.device)?;
+    let (device, configs) = options::devices(&args.device)?;
     let (name, arguments) = args
         .command
         .split_first()
@@ -42,12 +51,21 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         eprintln!("doorbell: warning: {}: {warning}", one_line(&name.to_string_lossy()));
     }
     let folder = folder::temporary().map_err(own)?;
-    let variables = environment(folder.path(), &args.device, &configs)?;
-    let ended = child::run(name, arguments, variables.into_iter().chain(device), |pid| {
-        // Without this record, the folder may be removed when this program is killed and the
-        // command is not.
-        let _ = owner::add(folder.path(), pid);
-    })?;
+    let brought = brought::by(name, arguments);
+    let mut variables = environment(folder.path(), &args.device, &configs, &brought.copies)?;
+    variables.extend(brought.variables());
+    // Outages begin in all of its processes at once.
+    let start = ("DOORBELL_START", ticks().to_string().into());
+    let ended = child::run(
+        name,
+        arguments,
+        variables.into_iter().chain(device).chain([start]),
+        |pid| {
+            // Without this record, the folder may be removed when this program is killed and the
+            // command is not.
+            let _ = owner::add(folder.path(), pid);
+        },
+    )?;
     // Before this process ends, which may be by a signal.
     folder.close().map_err(|e| own(format!("cannot clean up: {e}")))?;
     ended.exit_alike()
@@ -57,9 +75,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
 /// [`Failure::Usage`] as for [`run`]; [`Failure::NotRun`] when the folder cannot be created;
 /// [`Failure::Test`] when stdout cannot be written.
 pub(crate) fn env(args: &EnvArgs) -> Result<(), Failure> {
-    let (device, configs) = device(&args.device)?;
+    let (device, configs) = options::devices(&args.device)?;
     let folder = folder::permanent().map_err(own)?;
-    let variables = environment(&folder, &args.device, &configs)?;
+    let variables = environment(&folder, &args.device, &configs, &[])?;
     let lines: Result<Vec<String>, Failure> = variables
         .into_iter()
         .chain(device)
@@ -72,15 +90,29 @@ fn own(message: impl Into<String>) -> Failure {
     Failure::NotRun(message.into(), OWN_FAILURE)
 }
 
-fn environment(folder: &Path, args: &DropinArgs, configs: &[DeviceConfig]) -> Result<Vec<Variable>, Failure> {
+/// `copies` are the names of other copies of the libraries, to which the drop-in answers too.
+fn environment(
+    folder: &Path,
+    args: &DropinArgs,
+    configs: &[DeviceConfig],
+    copies: &[String],
+) -> Result<Vec<Variable>, Failure> {
     let libraries = library::find(!args.no_sysfs)?;
     let fill = |files: Option<&[sysfs::File]>| {
-        folder::fill(folder, &libraries, files).map_err(|e| own(format!("cannot set up {}: {e}", folder.display())))
+        folder::fill(folder, &libraries, files, copies)
+            .map_err(|e| own(format!("cannot set up {}: {e}", folder.display())))
     };
     if args.no_sysfs {
+        if !copies.is_empty() {
+            eprintln!(
+                "doorbell: warning: libraries with an RPATH to {} bypass the device: leave --no-sysfs out",
+                copies.join(", ")
+            );
+        }
         return fill(None);
     }
-    let (shown, warnings) = sysfs::query(configs).map_err(own)?;
+    let places = places(args, configs.len()).map_err(Failure::usage)?;
+    let (shown, warnings) = sysfs::query(configs, places).map_err(own)?;
     for warning in warnings {
         eprintln!("doorbell: warning: {warning}");
     }
@@ -94,27 +126,15 @@ fn environment(folder: &Path, args: &DropinArgs, configs: &[DeviceConfig]) -> Re
     Ok(variables)
 }
 
-/// The variables for the options, and the devices that result together with the environment.
-fn device(args: &DropinArgs) -> Result<(Vec<Variable>, Vec<DeviceConfig>), Failure> {
-    let mut variables: Vec<Variable> = Vec::new();
-    if !args.address.is_empty() {
-        let addresses: Vec<String> = args.address.iter().map(ToString::to_string).collect();
-        variables.push(("DOORBELL_SOFT_ADDR", addresses.join(",").into()));
+fn places(args: &DropinArgs, devices: usize) -> Result<Vec<Place>, String> {
+    if args.near.len() > devices {
+        return Err(format!(
+            "--near: {} PCI devices for {devices} soft devices (--address)",
+            args.near.len()
+        ));
     }
-    if let Some(port) = args.port {
-        variables.push(("DOORBELL_SOFT_PORT", port.to_string().into()));
-    }
-    for (name, value) in [("DOORBELL_LINK", &args.link), ("DOORBELL_FAULTS", &args.faults)] {
-        variables.extend(value.as_ref().map(|value| (name, value.into())));
-    }
-    let value = |name: &str| {
-        let flag = variables.iter().find(|(flag, _)| *flag == name);
-        flag.map(|(_, value)| value.clone())
-            .or_else(|| env::var_os(name))
-            .map(|value| value.to_string_lossy().into_owned())
-    };
-    let configs = DeviceConfig::from_variables(value).map_err(|e| Failure::usage(one_line(&e.to_string())))?;
-    Ok((variables, configs))
+    let place = |number| Place::new(number, args.near.get(number));
+    (0..devices).map(place).collect()
 }
 
 /// `folder` before the present value of a variable such as `LD_LIBRARY_PATH`; an empty entry would
@@ -131,24 +151,23 @@ fn before(folder: &Path, name: &str) -> OsString {
     value
 }
 
-/// `library` after the present value of a variable such as `LD_PRELOAD`: some libraries there must
-/// come first.
-fn after(name: &str, library: &Path) -> OsString {
-    let mut value = OsString::new();
+/// `libraries` after the present value of a variable such as `LD_PRELOAD`: some libraries there
+/// must come first.
+fn after(name: &str, libraries: &[&OsStr]) -> OsString {
+    let mut all: Vec<OsString> = Vec::new();
     if let Some(others) = env::var_os(name).filter(|others| !others.is_empty()) {
-        let is_ours = |other: &&[u8]| *other == library.as_os_str().as_bytes();
+        let is_ours = |other: &&[u8]| libraries.iter().any(|library| *other == library.as_bytes());
         let separates = |byte: &u8| b" :".contains(byte);
         for other in others
             .as_bytes()
             .split(separates)
             .filter(|other| !other.is_empty() && !is_ours(other))
         {
-            value.push(OsStr::from_bytes(other));
-            value.push(":");
+            all.push(OsStr::from_bytes(other).to_owned());
         }
     }
-    value.push(library);
-    value
+    all.extend(libraries.iter().map(|&library| library.to_owned()));
+    all.join(OsStr::new(":"))
 }
 
 fn line(name: &str, value: &OsStr, plain: bool) -> Result<String, Failure> {
@@ -166,33 +185,7 @@ fn line(name: &str, value: &OsStr, plain: bool) -> Result<String, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::cli::{Cli, Command};
-
-    fn variables(line: &str) -> Result<Vec<Variable>, Failure> {
-        let Command::Env(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().command else {
-            panic!("env is env");
-        };
-        device(&args.device).map(|(variables, _)| variables)
-    }
-
-    #[test]
-    fn flags_become_variables() {
-        let set = variables("doorbell env --address 127.0.0.7,::1 --port 14791 --faults drop=0.1").unwrap();
-        let expected = [
-            ("DOORBELL_SOFT_ADDR", "127.0.0.7,::1"),
-            ("DOORBELL_SOFT_PORT", "14791"),
-            ("DOORBELL_FAULTS", "drop=0.1"),
-        ];
-        assert_eq!(set, expected.map(|(name, value)| (name, value.into())));
-        let refused = variables("doorbell env --faults lose=1").unwrap_err();
-        assert!(
-            refused.status() == 2 && refused.to_string().starts_with("DOORBELL_FAULTS"),
-            "{refused}"
-        );
-    }
 
     #[test]
     fn values_survive_the_shell() {

@@ -4,18 +4,21 @@
 //! They are written once, from the state of the devices at the start: an interface that goes down
 //! later still has an active port here. The library's answers are authoritative.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use doorbell_softroce_ibverbs::{DeviceConfig, GID_TABLE_LEN, api, configure, gid_table, last_open_error};
 use doorbell_verbs::{Context, GidEntry, GidType, Library, PortAttr, PortState};
 use nix::net::if_::if_indextoname;
 
+use super::pci::Place;
 use crate::device::PORT;
 use crate::failure::one_line;
 
 #[derive(Debug)]
 pub(crate) struct ShownDevice {
     name: String,
+    place: Place,
     guid: u64,
     active: bool,
     /// Rate of the port, in bits per second.
@@ -39,11 +42,11 @@ struct Address {
 ///
 /// # Errors
 /// When this process's devices are configured already, which is a bug of this program.
-pub(crate) fn query(configs: &[DeviceConfig]) -> Result<(Vec<ShownDevice>, Vec<String>), String> {
+pub(crate) fn query(configs: &[DeviceConfig], places: Vec<Place>) -> Result<(Vec<ShownDevice>, Vec<String>), String> {
     configure(configs.to_vec()).map_err(|e| e.to_string())?;
     let library = Library::new(api());
     let mut warnings = Vec::new();
-    let shown = configs.iter().map(|config| {
+    let shown = configs.iter().zip(places).map(|(config, place)| {
         let queried = library.open(&config.name).and_then(query_device);
         let (active, bits_per_s, gids) = queried.unwrap_or_else(|error| {
             let why = last_open_error().unwrap_or_else(|| error.to_string());
@@ -56,6 +59,7 @@ pub(crate) fn query(configs: &[DeviceConfig]) -> Result<(Vec<ShownDevice>, Vec<S
         };
         ShownDevice {
             name: config.name.clone(),
+            place,
             guid: found.guid(),
             active,
             bits_per_s,
@@ -115,7 +119,7 @@ pub(crate) type File = (String, Content);
 #[derive(PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Content {
     Line(String),
-    Link(&'static str),
+    Link(String),
 }
 
 pub(crate) fn files(devices: &[ShownDevice]) -> Vec<File> {
@@ -127,7 +131,11 @@ pub(crate) fn files(devices: &[ShownDevice]) -> Vec<File> {
         put(&mut files, &uverbs, "abi_version", "1");
         // UCX requires a readable and writable character device. Only rdma-core's own library opens
         // it, which is not used here.
-        files.push((format!("dev/infiniband/uverbs{number}"), Content::Link("/dev/null")));
+        files.push((
+            format!("dev/infiniband/uverbs{number}"),
+            Content::Link("/dev/null".into()),
+        ));
+        files.push(device.place.link(&format!("{uverbs}/device"), ""));
         device.put(&mut files);
     }
     files
@@ -139,7 +147,12 @@ impl ShownDevice {
     }
 
     fn put(&self, files: &mut Vec<File>) {
-        let folder = format!("sys/class/infiniband/{}", self.name);
+        self.place.put(files);
+        // As the kernel's: the device's files are below the PCI device, with links to and from it.
+        let (pci, below) = (self.place.folder(), format!("/infiniband/{}", self.name));
+        let folder = format!("{pci}{below}");
+        files.push(self.place.link(&format!("sys/class/infiniband/{}", self.name), &below));
+        files.push(self.place.link(&format!("{folder}/device"), ""));
         let guid = [48, 32, 16, 0]
             .map(|shift| format!("{:04x}", self.guid >> shift & 0xffff))
             .join(":");
@@ -187,6 +200,11 @@ impl ShownDevice {
                 put(files, &port, &format!("gid_attrs/ndevs/{index}"), interface);
             }
         }
+        let interfaces: BTreeSet<_> = self.gids.iter().filter_map(|gid| gid.interface.as_ref()).collect();
+        for interface in interfaces {
+            let link = Content::Link(format!("/sys/class/net/{interface}"));
+            files.push((format!("{pci}/net/{interface}"), link));
+        }
         for empty in self.gids.len()..GID_TABLE_LEN as usize {
             put(
                 files,
@@ -198,7 +216,7 @@ impl ShownDevice {
     }
 }
 
-fn put(files: &mut Vec<File>, folder: &str, name: &str, line: &str) {
+pub(crate) fn put(files: &mut Vec<File>, folder: &str, name: &str, line: &str) {
     files.push((format!("{folder}/{name}"), Content::Line(format!("{line}\n"))));
 }
 
@@ -210,6 +228,7 @@ mod tests {
     fn a_device_is_shown_as_the_kernel_shows_one() {
         let shown = ShownDevice {
             name: "soft0".into(),
+            place: Place::new(0, None).unwrap(),
             guid: 0x02db_12b7_7f00_0001,
             active: true,
             bits_per_s: RATE,
@@ -218,14 +237,12 @@ mod tests {
         let files = files(&[shown]);
         let file = |path: &str| match files.iter().find(|file| file.0 == path) {
             Some((_, Content::Line(line))) => Some(line.as_str()),
-            Some((_, Content::Link(to))) => Some(*to),
+            Some((_, Content::Link(to))) => Some(to.as_str()),
             None => None,
         };
-        let port = "sys/class/infiniband/soft0/ports/1";
-        assert_eq!(
-            file("sys/class/infiniband/soft0/node_guid"),
-            Some("02db:12b7:7f00:0001\n")
-        );
+        let device = "sys/devices/pcid00b:00/d00b:00:00.0/infiniband/soft0";
+        let port = &format!("{device}/ports/1");
+        assert_eq!(file(&format!("{device}/node_guid")), Some("02db:12b7:7f00:0001\n"));
         assert_eq!(file(&format!("{port}/state")), Some("4: ACTIVE\n"));
         assert_eq!(file(&format!("{port}/rate")), Some("40 Gb/sec (4X QDR)\n"));
         let gid = "0000:0000:0000:0000:0000:ffff:7f00:0001\n";

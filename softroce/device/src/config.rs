@@ -21,13 +21,19 @@ pub struct DeviceConfig {
     pub port: u16,
     /// The path to other processes of this host.
     pub link: LinkChoice,
-    /// Fault injection on sent packets.
+    /// Fault injection on sent packets, and an outage.
     pub faults: FaultConfig,
+    /// When the time of an outage starts, in [`ticks`](crate::clock::ticks): the same in every
+    /// process of a test; `None` for when the device opens.
+    pub start: Option<u64>,
     /// The capture file of sent and received packets. An existing one is kept: then the name gets
     /// this process's id.
     pub pcap: Option<PathBuf>,
     /// The copy mode for payloads to other processes of this host; `None` for the best available.
     pub copy_mode: Option<CopyMode>,
+    /// Copies of GPU memory that `cuMemMap` mapped are made in a CUDA context of their own, by all
+    /// devices of the process (decision 087).
+    pub separate_gpu_context: bool,
     /// How long the progress thread busy-polls after the last traffic before it sleeps.
     pub spin: Duration,
 }
@@ -56,8 +62,10 @@ impl DeviceConfig {
             port: ROCE_PORT,
             link: LinkChoice::Automatic,
             faults: FaultConfig::default(),
+            start: None,
             pcap: None,
             copy_mode: None,
+            separate_gpu_context: false,
             spin: SPIN,
         }
     }
@@ -92,7 +100,10 @@ impl DeviceConfig {
     /// - `DOORBELL_SOFT_PORT`: the UDP port;
     /// - `DOORBELL_LINK`: `udp` or `local`, to use that link alone;
     /// - `DOORBELL_COPY`: `shared` or `ring`, to use that copy mode alone;
-    /// - `DOORBELL_FAULTS`: the faults, such as `drop=0.05,seed=7` ([`FaultConfig`]);
+    /// - `DOORBELL_GPU_CONTEXT`: `program` or `separate`, the CUDA context of copies;
+    /// - `DOORBELL_FAULTS`: the faults, such as `drop=0.05,seed=7` ([`FaultConfig`]); those after a
+    ///   semicolon and a device's name are of this device alone, as in `drop=0.05;soft1:rate=1Gb`;
+    /// - `DOORBELL_START`: [`start`](Self::start);
     /// - `DOORBELL_PCAP`: the capture file; each of several devices adds its name, as in
     ///   `file-soft1.pcap`.
     ///
@@ -135,19 +146,41 @@ impl DeviceConfig {
             let unknown = || ConfigError::new("DOORBELL_COPY", &value, reason);
             pattern.copy_mode = Some(mode.ok_or_else(unknown)?);
         }
-        if let Some(value) = set("DOORBELL_FAULTS") {
-            pattern.faults = value
-                .parse()
-                .map_err(|error| ConfigError::new("DOORBELL_FAULTS", &value, format!("is refused: {error}")))?;
+        if let Some(value) = set("DOORBELL_GPU_CONTEXT") {
+            pattern.separate_gpu_context = match value.as_str() {
+                "program" => false,
+                "separate" => true,
+                _ => {
+                    let reason = "is not a context; valid values: program, separate";
+                    return Err(ConfigError::new("DOORBELL_GPU_CONTEXT", &value, reason));
+                }
+            };
+        }
+        if let Some(value) = set("DOORBELL_START") {
+            let invalid = |_| ConfigError::new("DOORBELL_START", &value, "is not a time in nanoseconds");
+            pattern.start = Some(value.parse().map_err(invalid)?);
         }
         pattern.pcap = set("DOORBELL_PCAP").map(PathBuf::from);
-        if pattern.link == LinkChoice::Local && pattern.is_udp_only() {
+        let mut devices = match set("DOORBELL_SOFT_ADDR") {
+            Some(addresses) => pattern.at_each(&addresses)?,
+            None => vec![pattern],
+        };
+        if let Some(faults) = set("DOORBELL_FAULTS") {
+            add_faults(&mut devices, &faults)
+                .map_err(|problem| ConfigError::new("DOORBELL_FAULTS", &faults, problem))?;
+        }
+        if devices
+            .iter()
+            .any(|device| device.link == LinkChoice::Local && device.is_udp_only())
+        {
             let problem = "cannot be combined with faults or a capture, which need UDP";
             return Err(ConfigError::new("DOORBELL_LINK", "local", problem));
         }
-        let Some(addresses) = set("DOORBELL_SOFT_ADDR") else {
-            return Ok(vec![pattern]);
-        };
+        Ok(devices)
+    }
+
+    /// Such a device at each of the addresses, which commas separate.
+    fn at_each(&self, addresses: &str) -> Result<Vec<Self>, ConfigError> {
         let several = addresses.contains(',');
         let device = |(index, address): (usize, &str)| {
             let address = address.trim().parse().map_err(|_| {
@@ -158,7 +191,7 @@ impl DeviceConfig {
                 )
             })?;
             let name = format!("soft{index}");
-            let pcap = pattern
+            let pcap = self
                 .pcap
                 .as_ref()
                 .map(|file| if several { with_name(file, &name) } else { file.clone() });
@@ -166,11 +199,35 @@ impl DeviceConfig {
                 name,
                 address: Some(address),
                 pcap,
-                ..pattern.clone()
+                ..self.clone()
             })
         };
         addresses.split(',').enumerate().map(device).collect()
     }
+}
+
+/// Adds faults to devices: sections that semicolons separate, each for all devices or, after a name
+/// and a colon, for one.
+fn add_faults(devices: &mut [DeviceConfig], faults: &str) -> Result<(), String> {
+    for section in faults.split(';') {
+        let (name, faults) = match section.split_once(':') {
+            Some((name, faults)) => (Some(name.trim()), faults),
+            None => (None, section),
+        };
+        if let Some(unknown) = name.filter(|name| devices.iter().all(|device| device.name != *name)) {
+            return Err(format!("is refused: there is no device {unknown}"));
+        }
+        for device in devices
+            .iter_mut()
+            .filter(|device| name.is_none_or(|name| name == device.name))
+        {
+            device
+                .faults
+                .extend(faults)
+                .map_err(|error| format!("is refused: {error}"))?;
+        }
+    }
+    Ok(())
 }
 
 /// The file's name, with another one before its extension.
@@ -276,6 +333,23 @@ mod tests {
     }
 
     #[test]
+    fn a_device_can_have_faults_of_its_own() {
+        let three = ("DOORBELL_SOFT_ADDR", "127.0.0.1,127.0.0.2,127.0.0.3");
+        let faults = "drop=0.05,delay=1ms; soft1: drop=0.5,rate=1Gb ;soft2:down=3s+500ms";
+        let devices = devices(&[three, ("DOORBELL_FAULTS", faults), ("DOORBELL_START", "7")]).unwrap();
+        let texts: Vec<_> = devices.iter().map(|device| device.faults.to_string()).collect();
+        assert_eq!(
+            texts,
+            [
+                "drop=0.05,delay=1ms,seed=0",
+                "drop=0.5,delay=1ms,rate=1Gb,seed=0",
+                "drop=0.05,delay=1ms,down=3s+500ms,seed=0"
+            ]
+        );
+        assert!(devices.iter().all(|device| device.start == Some(7)));
+    }
+
+    #[test]
     fn links_and_copy_modes() {
         let of = |variables: &[(&str, &str)]| devices(variables).map(|devices| (devices[0].link, devices[0].copy_mode));
         assert_eq!(of(&[]), Ok((LinkChoice::Automatic, None)));
@@ -293,8 +367,12 @@ mod tests {
             ("DOORBELL_SOFT_PORT", "0", "is not a UDP port"),
             ("DOORBELL_SOFT_PORT", "65536", "is not a UDP port"),
             ("DOORBELL_FAULTS", "lose=1", "no fault is called"),
+            ("DOORBELL_FAULTS", "drop=0.1;soft1:drop=0.2", "there is no device soft1"),
+            ("DOORBELL_FAULTS", "soft0:down=soon", "expected when it begins"),
+            ("DOORBELL_START", "now", "is not a time"),
             ("DOORBELL_LINK", "shm", "is not a link"),
             ("DOORBELL_COPY", "vm", "is not a copy mode"),
+            ("DOORBELL_GPU_CONTEXT", "own", "is not a context"),
         ] {
             let error = devices(&[(name, value)]).unwrap_err();
             assert!(

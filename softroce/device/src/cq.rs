@@ -8,8 +8,8 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-use doorbell_roce_proto::Instant;
 use doorbell_roce_proto::work::{Completion, CqId, Status};
+use doorbell_roce_proto::{Instant, Qpn};
 
 use crate::clock::{Timestamp, TimestampClocks};
 use crate::device::{Device, LimitError};
@@ -183,6 +183,13 @@ impl CqRing {
         None
     }
 
+    /// Removes the completions of a queue pair.
+    fn remove_of(&self, qpn: Qpn) {
+        let mut ring = self.ring.lock();
+        ring.entries.retain(|(completion, _)| completion.qpn != qpn);
+        self.len.store(ring.entries.len(), Ordering::Release);
+    }
+
     fn take(&self, max: usize, mut take: impl FnMut(Completion, Timestamp)) -> Result<usize, Overrun> {
         if self.len.load(Ordering::Acquire) == 0 {
             return if self.overrun.load(Ordering::Relaxed) {
@@ -322,6 +329,12 @@ impl Cq {
         ring.entries.reserve_exact(more);
         ring.capacity = wanted;
         Ok(())
+    }
+
+    /// Removes the completions of a queue pair that was modified to RESET: as adapters do, and the
+    /// next ones have the same number.
+    pub(crate) fn remove_of(&self, qpn: Qpn) {
+        self.0.ring.remove_of(qpn);
     }
 
     pub(crate) fn has_channel(&self) -> bool {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use doorbell_roce_proto::cm::CmConfig;
 use doorbell_roce_proto::{Counters, Endpoint, EndpointConfig, Gid, Mtu, NumberKey};
 
+use crate::clock::ticks;
 use crate::cm::{ConnectionManager, Connections};
 use crate::config::{DeviceConfig, LinkChoice};
 use crate::drive::Shared;
@@ -20,7 +21,7 @@ use crate::host::{Flags, Host};
 use crate::links::shm::CopyMode;
 use crate::links::shm_ring::segment::{self, Segment};
 use crate::links::udp::pcap::Capture;
-use crate::links::udp::{BindError, Link, PortState, PortWatch, require_unicast};
+use crate::links::udp::{BindError, Link, MulticastSockets, PortState, require_unicast};
 use crate::progress;
 use crate::state::Core;
 use crate::wakeup::Wakeup;
@@ -133,6 +134,7 @@ pub struct Device {
     info: DeviceInfo,
     shared: Arc<Shared>,
     host: Arc<Host>,
+    multicast: MulticastSockets,
     /// Packets for processes of this host use shm links.
     uses_shm: bool,
     uses_segments: bool,
@@ -165,7 +167,7 @@ impl Device {
             link = link.with_capture(capture);
         }
         // After the capture, which then shows the wire.
-        link = link.with_faults(config.faults);
+        link = link.with_faults(config.faults, config.start.unwrap_or_else(ticks));
         let mtu = Mtu::for_netdev(link.mtu).ok_or_else(|| OpenError::Mtu {
             device: device(),
             address: address.ip(),
@@ -191,6 +193,9 @@ impl Device {
         })?;
         endpoint.add_qpn_block(block);
         let host = Arc::new(host);
+        if config.separate_gpu_context {
+            crate::gpu::separate_contexts();
+        }
         let found = DeviceConfig {
             address: Some(address.ip()),
             ..config.clone()
@@ -219,13 +224,13 @@ impl Device {
         if let Some((me, receiver)) = own {
             shared.enable_shm(me, receiver);
         }
-        if let Some(port) = link.watch.as_mut().and_then(PortWatch::state) {
+        if let Some(port) = link.port.changed() {
             shared.set_port(port);
         }
         let progress = doorbell_threads::spawn(format!("{}-progress", config.name), {
             let (shared, host, files) = (Arc::clone(&shared), Arc::clone(&host), link.files);
             let spin = config.spin;
-            move || progress::run(&shared, &host, files, link.watch, spin)
+            move || progress::run(&shared, &host, files, link.port, spin)
         })
         .map_err(|source| OpenError::Thread {
             device: device(),
@@ -236,6 +241,7 @@ impl Device {
             info,
             shared,
             host,
+            multicast: link.multicast,
             uses_shm: !config.is_udp_only(),
             copy_mode: config.copy_mode,
             uses_segments: !config.is_udp_only() && config.copy_mode != Some(CopyMode::Ring),
@@ -293,6 +299,11 @@ impl Device {
     pub fn copy_modes(&self) -> Vec<CopyMode> {
         let permits = |mode: &CopyMode| self.uses_shm && self.copy_mode.is_none_or(|forced| forced == *mode);
         CopyMode::ALL.into_iter().filter(permits).collect()
+    }
+
+    /// Used under the core lock, which keeps it in accord with the engine's groups.
+    pub(crate) fn multicast(&self) -> &MulticastSockets {
+        &self.multicast
     }
 
     pub(crate) fn shared(&self) -> &Shared {

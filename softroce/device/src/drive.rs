@@ -484,6 +484,7 @@ impl Shared {
         self.publish_and_unlock(core);
     }
 
+    /// Whether packets are left in the batch.
     fn send(&self, tx: &mut Tx, now: Instant, force: bool) -> bool {
         if tx.batch.is_empty() && !force {
             return false;
@@ -495,10 +496,12 @@ impl Shared {
         }
         let due = tx.half.due().map_or(NEVER, |due| due.0);
         self.wakeup.set_deadline(Deadline::Link, due);
-        let blocked = !tx.batch.is_empty();
+        let left = !tx.batch.is_empty();
+        // A half that has a time to be called does not wait for the socket.
+        let blocked = left && due == NEVER;
         self.wakeup.set(Reasons::UDP_BLOCKED, blocked);
         self.wakeup.wake_before(if blocked { 0 } else { due });
-        blocked
+        left
     }
 }
 

@@ -21,6 +21,7 @@ pub mod host;
 pub mod links;
 mod mapping;
 mod memory;
+mod multicast;
 mod pd;
 mod progress;
 mod qp;
@@ -28,6 +29,7 @@ mod srq;
 mod state;
 mod sync;
 mod wakeup;
+mod xrc;
 
 #[doc(hidden)]
 pub use direct::fuzzing as fuzzing_direct;
@@ -42,9 +44,11 @@ pub use links::udp::PortState;
 pub use memory::{
     Dm, HostRange, Mr, Mw, OutOfRange, RegisterError, Reregister, Rights, WindowKind, WindowsBound, supports_gpu_memory,
 };
+pub use multicast::AttachError;
 pub use pd::Pd;
 pub use qp::{CreateQpError, ModifyQpError, Posting, Qp, QpConfig};
 pub use srq::{SharedPosting, Srq, SrqConfig};
+pub use xrc::{XrcSrqConfig, Xrcd};
 
 /// The limits of a device; the same for every device (ibv_query_device(3)).
 pub mod capacity {
@@ -70,6 +74,10 @@ pub mod capacity {
     pub const DEVICE_MEMORY: usize = 4 << 20;
     /// Protection domains.
     pub const PDS: usize = 32_768;
+    /// Multicast groups with queue pairs attached.
+    pub const MULTICAST_GROUPS: usize = doorbell_roce_proto::Endpoint::MAX_MULTICAST_GROUPS;
+    /// Queue pairs attached to one of them.
+    pub const MULTICAST_QPS: usize = doorbell_roce_proto::Endpoint::MAX_MULTICAST_QPS;
     /// READs and atomics outstanding on a queue pair, as requester and as responder.
     pub const RD_ATOMIC: u8 = 128;
     /// Bytes of a message.

@@ -14,6 +14,8 @@ pub struct Pd(Arc<PdHandle>);
 struct PdHandle {
     device: Arc<Device>,
     id: PdId,
+    /// Of a parent domain: the one whose identity it has, which it keeps allocated.
+    of: Option<Pd>,
 }
 
 impl Device {
@@ -32,6 +34,7 @@ impl Device {
         Ok(Pd(Arc::new(PdHandle {
             device: Arc::clone(self),
             id,
+            of: None,
         })))
     }
 }
@@ -40,6 +43,15 @@ impl Pd {
     /// Its device.
     pub fn device(&self) -> &Arc<Device> {
         &self.0.device
+    }
+
+    /// A parent domain (ibv_alloc_parent_domain(3)): the same domain, with users of its own.
+    pub fn parent_domain(&self) -> Self {
+        Self(Arc::new(PdHandle {
+            device: Arc::clone(self.device()),
+            id: self.id(),
+            of: Some(self.clone()),
+        }))
     }
 
     /// Whether anything else, such as a memory region or a queue pair, holds this domain.
@@ -54,6 +66,8 @@ impl Pd {
 
 impl Drop for PdHandle {
     fn drop(&mut self) {
-        self.device.shared().core.lock().objects.remove_pd();
+        if self.of.is_none() {
+            self.device.shared().core.lock().objects.remove_pd();
+        }
     }
 }

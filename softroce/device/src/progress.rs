@@ -23,7 +23,7 @@ use nix::sys::prctl;
 use crate::drive::Shared;
 use crate::gpu::FreesDeferred;
 use crate::host::Host;
-use crate::links::udp::{LinkFiles, PortWatch};
+use crate::links::udp::{LinkFiles, Port};
 use crate::wakeup::{Reasons, Sleep};
 
 /// How long every sample must have found application threads polling before this thread yields.
@@ -50,10 +50,10 @@ const PORT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// How often a thread that does not sleep polls the group: a third of a microsecond if empty.
 const HOST_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
-pub(crate) fn run(shared: &Arc<Shared>, host: &Host, files: LinkFiles, watch: Option<PortWatch>, spin: Duration) {
+pub(crate) fn run(shared: &Arc<Shared>, host: &Host, files: LinkFiles, port: Port, spin: Duration) {
     // Kernels wait for this thread.
     let _deferred = FreesDeferred::on_this_thread();
-    let body = AssertUnwindSafe(|| Progress::new(shared, host, files, watch, spin).run());
+    let body = AssertUnwindSafe(|| Progress::new(shared, host, files, port, spin).run());
     // A panic here is a bug. Peers would wait without an error; the application is notified.
     if catch_unwind(body).is_err() {
         tracing::error!("the soft device's progress thread panicked");
@@ -65,7 +65,7 @@ struct Progress<'a> {
     shared: &'a Shared,
     host: &'a Host,
     files: LinkFiles,
-    watch: Option<PortWatch>,
+    port: Port,
     port_poll_at: Instant,
     host_poll_at: Instant,
     spin: Duration,
@@ -79,13 +79,13 @@ struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    fn new(shared: &'a Shared, host: &'a Host, files: LinkFiles, watch: Option<PortWatch>, spin: Duration) -> Self {
+    fn new(shared: &'a Shared, host: &'a Host, files: LinkFiles, port: Port, spin: Duration) -> Self {
         let now = shared.now();
         Self {
             shared,
             host,
             files,
-            watch,
+            port,
             port_poll_at: now,
             host_poll_at: now,
             spin,
@@ -132,7 +132,7 @@ impl<'a> Progress<'a> {
             return;
         }
         self.port_poll_at = now + PORT_POLL_INTERVAL;
-        if let Some(state) = self.watch.as_mut().and_then(PortWatch::changed) {
+        if let Some(state) = self.port.changed() {
             self.shared.set_port(state);
         }
     }
@@ -217,9 +217,10 @@ impl<'a> Progress<'a> {
         let take_over = self.host.take_over_at();
         let until = take_over.map(|at| at.saturating_duration_since(Clock::now()));
         let sources = self.files.sources(self.host.pollfd());
-        match sleep.commit(&sources, timeout.into_iter().chain(until).min()) {
+        let outage = self.port.next_change();
+        match sleep.commit(&sources, timeout.into_iter().chain(until).chain(outage).min()) {
             Ok(woken) => {
-                if woken.port {
+                if woken.port || outage.is_some() {
                     self.port_poll_at = Instant::ZERO;
                 }
                 if woken.members || until.is_some() {

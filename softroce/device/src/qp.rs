@@ -3,9 +3,10 @@
 use std::io;
 use std::sync::Arc;
 
+use doorbell_roce_proto::memory::PdId;
 use doorbell_roce_proto::qp::{Attributes, Modify, ModifyError, Path, QpInit, State};
 use doorbell_roce_proto::wire::Transport;
-use doorbell_roce_proto::work::{Destination, PostError, ReceiveRequest, SendRequest};
+use doorbell_roce_proto::work::{CqId, Destination, PostError, ReceiveRequest, Remote, SendRequest};
 use doorbell_roce_proto::{Instant, Qpn};
 
 use crate::capacity;
@@ -17,6 +18,7 @@ use crate::links::shm::PathError;
 use crate::pd::Pd;
 use crate::srq::Srq;
 use crate::state::Core;
+use crate::xrc::Xrcd;
 
 /// `IBV_QP_AV`, the attribute mask of the path to the peer.
 const PATH: u32 = 1 << 7;
@@ -81,11 +83,16 @@ impl From<ModifyError> for ModifyQpError {
 /// their memory is not accessed again.
 #[derive(Debug)]
 pub struct Qp {
-    pd: Pd,
+    device: Arc<Device>,
     number: Qpn,
-    send_cq: Cq,
-    recv_cq: Cq,
-    srq: Option<Srq>,
+    /// All that it uses, kept until it is gone.
+    of: Parts,
+}
+
+#[derive(Debug)]
+enum Parts {
+    Domain { _pd: Pd, config: QpConfig },
+    XrcTarget { _xrcd: Xrcd },
 }
 
 impl Pd {
@@ -122,23 +129,50 @@ impl Pd {
             signal_all: config.signal_all,
             transport: config.transport,
             srq: config.srq.as_ref().map(Srq::id),
+            xrc_domain: None,
             // The application sleeps, and so will its peer: ACKs keep their order as from an
             // adapter.
             ack_before_requests: config.send_cq.has_channel() || config.recv_cq.has_channel(),
         };
-        let number = self
-            .device()
-            .shared()
-            .core
-            .lock()
-            .add_qp(init, owner)
-            .ok_or(CreateQpError::Exhausted)?;
-        Ok(Qp {
-            pd: self.clone(),
-            number,
-            send_cq: config.send_cq.clone(),
-            recv_cq: config.recv_cq.clone(),
-            srq: config.srq.clone(),
+        let (_pd, config) = (self.clone(), config.clone());
+        Qp::add(self.device(), init, owner, Parts::Domain { _pd, config })
+    }
+}
+
+impl Xrcd {
+    /// An XRC target in RESET, whose events go to `owner`: it has no queues of its own.
+    ///
+    /// # Errors
+    /// When the device is full.
+    pub fn target(&self, owner: EventOwner) -> Result<Qp, CreateQpError> {
+        // Those of the shared receive queues are used.
+        let (pd, no_cq) = (PdId(0), CqId(u32::MAX));
+        let init = QpInit {
+            pd,
+            send_cq: no_cq,
+            recv_cq: no_cq,
+            max_send_wr: 0,
+            max_recv_wr: 0,
+            max_send_sge: 0,
+            max_recv_sge: 0,
+            max_inline: 0,
+            signal_all: false,
+            transport: Transport::Xrc,
+            srq: None,
+            xrc_domain: Some(self.id()),
+            ack_before_requests: true,
+        };
+        Qp::add(self.device(), init, owner, Parts::XrcTarget { _xrcd: self.clone() })
+    }
+}
+
+impl Qp {
+    fn add(device: &Arc<Device>, init: QpInit, owner: EventOwner, of: Parts) -> Result<Self, CreateQpError> {
+        let added = device.shared().core.lock().add_qp(init, owner);
+        Ok(Self {
+            device: Arc::clone(device),
+            number: added.ok_or(CreateQpError::Exhausted)?,
+            of,
         })
     }
 }
@@ -192,18 +226,28 @@ impl Posting<'_> {
             return Err(PostError::Invalid);
         };
         let path = Path { link, ..to.path };
-        let to = Destination { path, ..*to };
-        let now = self.now();
-        self.core.endpoint.post_datagram(now, self.qpn, request, &to)
+        let to = Remote::Datagram(Destination { path, ..*to });
+        self.core.endpoint.post_to(self.qpn, request, &to)
     }
 
-    /// Whether [`send`](Self::send), or [`send_datagram`](Self::send_datagram) for a `datagram`,
-    /// would queue a request after `ahead` others.
+    /// Posts a SEND of a UD queue pair, or any request of an XRC initiator.
+    ///
+    /// # Errors
+    /// When it is refused; nothing of it was queued.
+    pub fn send_to(&mut self, request: &SendRequest<'_>, to: &Remote) -> Result<(), PostError> {
+        match to {
+            Remote::Datagram(to) => self.send_datagram(request, to),
+            Remote::Srq(_) => self.core.endpoint.post_to(self.qpn, request, to),
+        }
+    }
+
+    /// Whether [`send`](Self::send), or [`send_to`](Self::send_to) for a `remote` end, would queue
+    /// a request after `ahead` others.
     ///
     /// # Errors
     /// When it would be refused.
-    pub fn check_send(&self, request: &SendRequest<'_>, datagram: bool, ahead: u32) -> Result<(), PostError> {
-        self.core.endpoint.check_send(self.qpn, request, datagram, ahead)
+    pub fn check_send(&self, request: &SendRequest<'_>, remote: bool, ahead: u32) -> Result<(), PostError> {
+        self.core.endpoint.check_send(self.qpn, request, remote, ahead)
     }
 
     /// Posts a receive.
@@ -221,24 +265,9 @@ impl Qp {
         self.number
     }
 
-    /// The CQ of send requests.
-    pub fn send_cq(&self) -> &Cq {
-        &self.send_cq
-    }
-
-    /// The CQ of receives.
-    pub fn recv_cq(&self) -> &Cq {
-        &self.recv_cq
-    }
-
-    /// Where it takes receives from in place of a queue of its own.
-    pub fn srq(&self) -> Option<&Srq> {
-        self.srq.as_ref()
-    }
-
     /// Its device.
     pub fn device(&self) -> &Arc<Device> {
-        self.pd.device()
+        &self.device
     }
 
     /// Posts send requests as one batch: all that `requests` posts leave with one doorbell.
@@ -304,6 +333,10 @@ impl Qp {
         shared.flush(core);
         if modify.state == Some(State::Reset) {
             shared.wait_for_copies(Some(self.number), None);
+            if let (Ok(()), Parts::Domain { config, .. }) = (&result, &self.of) {
+                config.send_cq.remove_of(self.number);
+                config.recv_cq.remove_of(self.number);
+            }
         }
         result
     }
@@ -336,12 +369,13 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        let shared = self.pd.device().shared();
+        let shared = self.device.shared();
         shared.wait_for_copies(Some(self.number), None);
         shared.flush_waiting(shared.core.lock());
         let mut core = shared.core.lock();
         core.withdraw_qp(self.number);
         core.remove_qp(self.number);
+        self.device().multicast().keep_joined(&core.endpoint);
         // Its timers are gone with it.
         shared.deliver(core);
         shared.wait_for_access(Some(self.number), None);

@@ -3,20 +3,23 @@
 use std::sync::Arc;
 
 use doorbell_roce_proto::work::{PostError, ReceiveRequest, SrqId};
-use doorbell_roce_proto::{Endpoint, SrqAttributes, SrqError, SrqInit};
+use doorbell_roce_proto::{Endpoint, SrqAttributes, SrqError, SrqInit, XrcSrq};
 
 use crate::capacity;
 use crate::device::{Device, LimitError};
 use crate::event::EventOwner;
 use crate::pd::Pd;
+use crate::xrc::XrcSrqConfig;
 
 /// What a shared receive queue is created with (ibv_create_srq(3)).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct SrqConfig {
     /// Outstanding receives at most.
     pub max_wr: u32,
     /// Elements per receive at most.
     pub max_sge: u32,
+    /// Of an XRC queue.
+    pub xrc: Option<XrcSrqConfig>,
 }
 
 /// A shared receive queue; destroyed with its last clone and queue pair.
@@ -27,27 +30,35 @@ pub struct Srq(Arc<SrqHandle>);
 struct SrqHandle {
     pd: Pd,
     id: SrqId,
+    /// Kept until the queue is gone.
+    xrc: Option<XrcSrqConfig>,
 }
 
 impl Pd {
     /// A shared receive queue with an unarmed limit, whose events go to `owner`.
     ///
     /// # Errors
-    /// When a size is out of range, or the device has no more queues.
+    /// When a size is out of range, an object of another device, or the device has no more queues.
     pub fn shared_receive_queue(&self, config: SrqConfig, owner: EventOwner) -> Result<Srq, LimitError> {
         check(config.max_wr)?;
-        if config.max_sge > capacity::SGES {
+        let is_of_this =
+            |xrc: &XrcSrqConfig| xrc.cq.is_of(self.device()) && Arc::ptr_eq(xrc.xrcd.device(), self.device());
+        if config.max_sge > capacity::SGES || !config.xrc.as_ref().is_none_or(is_of_this) {
             return Err(LimitError::Size);
         }
         let init = SrqInit {
             pd: self.id(),
             max_wr: config.max_wr,
             max_sge: config.max_sge,
+            xrc: config.xrc.as_ref().map(|xrc| XrcSrq {
+                domain: xrc.xrcd.id(),
+                cq: xrc.cq.id(),
+            }),
         };
         let added = self.device().shared().core.lock().add_srq(init, owner);
-        let pd = self.clone();
+        let (pd, xrc) = (self.clone(), config.xrc);
         added
-            .map(|id| Srq(Arc::new(SrqHandle { pd, id })))
+            .map(|id| Srq(Arc::new(SrqHandle { pd, id, xrc })))
             .ok_or(LimitError::Exhausted)
     }
 }
@@ -115,6 +126,11 @@ impl Srq {
     /// Whether anything else, such as a queue pair, holds this queue.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
+    }
+
+    /// Its number, which a peer names to send to it as an XRC queue; `None` if it is not one.
+    pub fn xrc_number(&self) -> Option<u32> {
+        self.0.xrc.as_ref().map(|_| self.0.id.number().srq)
     }
 
     pub(crate) fn id(&self) -> SrqId {

@@ -4,23 +4,15 @@
 use core::ffi::{c_int, c_void};
 use core::ptr;
 
-fn set_errno(value: c_int) {
+pub(crate) fn set_errno(value: c_int) {
     // SAFETY: returns the calling thread's own errno, always valid to write.
     unsafe { *libc::__errno_location() = value };
 }
 
-/// `ibv_import_*`, as no kernel holds other processes' objects, and `ibv_reg_mr_ex`.
+/// `ibv_reg_mr_ex`.
 pub(crate) unsafe extern "C" fn object() -> *mut c_void {
     set_errno(libc::EOPNOTSUPP);
     ptr::null_mut()
-}
-
-/// ibv_unimport_mr(3) and others: nothing was ever imported.
-pub(crate) unsafe extern "C" fn unimport() {}
-
-/// ibv_attach_mcast(3), ibv_detach_mcast(3): no multicast groups, as the attributes say.
-pub(crate) unsafe extern "C" fn multicast() -> c_int {
-    libc::EOPNOTSUPP
 }
 
 /// ibv_query_ece(3) and ibv_set_ece(3): no extensions beyond the standard.

@@ -45,7 +45,7 @@ pub(crate) enum AttributeError {
     NotGlobal,
     #[error("the device has one GID, at index 0")]
     SourceGid,
-    #[error("the destination GID is no unicast address of the device's own family, IPv4 or IPv6")]
+    #[error("the destination GID is no address of the device's own family, or the multicast GID of a connection")]
     DestinationGid,
     #[error("at most {max} READs and atomics may be outstanding", max = capacity::RD_ATOMIC)]
     RdAtomic,
@@ -126,7 +126,17 @@ fn to_mtu(code: ibv_mtu, port: Mtu) -> Result<Mtu, AttributeError> {
         .ok_or(AttributeError::Mtu(code))
 }
 
+/// The path to a connected peer.
 pub(crate) fn to_path(vector: &ibv_ah_attr, device: &DeviceInfo) -> Result<Path, AttributeError> {
+    let path = to_destination(vector, device)?;
+    match path.remote.is_multicast() {
+        true => Err(AttributeError::DestinationGid),
+        false => Ok(path),
+    }
+}
+
+/// The path of datagrams, to a peer or to a multicast group.
+pub(crate) fn to_destination(vector: &ibv_ah_attr, device: &DeviceInfo) -> Result<Path, AttributeError> {
     if vector.is_global == 0 {
         return Err(AttributeError::NotGlobal);
     }
@@ -140,7 +150,7 @@ pub(crate) fn to_path(vector: &ibv_ah_attr, device: &DeviceInfo) -> Result<Path,
     }
     // SAFETY: a GID is 16 bytes, whichever member of the union was written.
     let gid = Gid(unsafe { vector.grh.dgid.raw });
-    let remote = gid.to_peer(local).ok_or(AttributeError::DestinationGid)?;
+    let remote = gid.to_destination(local).ok_or(AttributeError::DestinationGid)?;
     let path = Path::new(local, remote);
     let link_local = gid != Gid::from(remote);
     Ok(Path {

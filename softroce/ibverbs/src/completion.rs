@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use doorbell_roce_proto::work::{Completion, CompletionOpcode, IpVersion, Status};
 use doorbell_softroce::clock::TimestampClocks;
-use doorbell_softroce::{Cq, CqConfig, CqNotify, Event, EventOwner, EventQueue, Token};
+use doorbell_softroce::{Cq, CqConfig, CqNotify, Event, EventOwner, EventQueue, Pd, Token};
 use doorbell_verbs_sys::*;
 
 use crate::context::{Context, acknowledge, await_acknowledged, next_handle};
@@ -36,6 +36,7 @@ pub(crate) struct SoftCq {
     /// Events reported to the application.
     completion_events: AtomicU32,
     pub(crate) async_events: AtomicU32,
+    _domain: Option<Pd>,
 }
 
 impl SoftCq {
@@ -130,9 +131,10 @@ pub(crate) unsafe extern "C" fn create_cq(
         comp_vector,
         stamps: TimestampClocks::default(),
         single_threaded: false,
+        domain: None,
     };
     // SAFETY: the same contract.
-    unsafe { create(context, &params) }
+    unsafe { create(context, params) }
 }
 
 pub(crate) struct CqParams {
@@ -142,12 +144,14 @@ pub(crate) struct CqParams {
     pub(crate) comp_vector: c_int,
     pub(crate) stamps: TimestampClocks,
     pub(crate) single_threaded: bool,
+    /// A parent domain, which the queue keeps allocated.
+    pub(crate) domain: Option<Pd>,
 }
 
 /// # Safety
 /// `context` is live, and so is the channel, unless it is null.
-pub(crate) unsafe fn create(context: *mut ibv_context, params: &CqParams) -> *mut ibv_cq {
-    let &CqParams { cqe, channel, .. } = params;
+pub(crate) unsafe fn create(context: *mut ibv_context, params: CqParams) -> *mut ibv_cq {
+    let CqParams { cqe, channel, .. } = params;
     // SAFETY: `context` is live by contract.
     let opened = unsafe { Context::from_ptr(context) };
     let (Ok(entries), 0) = (u32::try_from(cqe), params.comp_vector) else {
@@ -199,6 +203,7 @@ pub(crate) unsafe fn create(context: *mut ibv_context, params: &CqParams) -> *mu
         events: Arc::clone(&opened.events),
         completion_events: AtomicU32::new(0),
         async_events: AtomicU32::new(0),
+        _domain: params.domain,
     };
     // SAFETY: just allocated for it.
     unsafe { allocation.write(soft) };

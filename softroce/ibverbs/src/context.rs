@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::mem::{MaybeUninit, offset_of};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
 
@@ -10,16 +10,19 @@ use doorbell_softroce::{Device, Event, EventQueue};
 use doorbell_verbs_sys::inline::VERBS_ABI_IS_EXTENDED;
 use doorbell_verbs_sys::{ibv_context, ibv_context_ops, ibv_device, verbs_context};
 
+use crate::device_file::DeviceFile;
 use crate::registry::SoftDevice;
 use crate::{
-    completion, device_memory, errno, extended_cq, post, protection, query, queue_pair, shared_receive, window,
+    completion, device_memory, domain, errno, extended_cq, post, protection, query, queue_pair, shared_receive, window,
+    xrc,
 };
 
 #[repr(C)]
 pub(crate) struct Context {
     verbs: verbs_context,
     pub(crate) device: Arc<Device>,
-    pub(crate) soft: &'static SoftDevice,
+    pub(crate) file: Arc<DeviceFile>,
+    _cmd_fd: OwnedFd,
     /// Its descriptor is `async_fd`.
     pub(crate) events: Arc<EventQueue<Event>>,
 }
@@ -46,6 +49,26 @@ pub unsafe fn device_of(context: *mut ibv_context) -> Arc<Device> {
 pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: `device` is of our list by contract.
     let soft = unsafe { SoftDevice::from_ptr(device) };
+    match DeviceFile::create(soft) {
+        Ok((file, fd)) => open(file, || fd),
+        Err(value) => errno::null(value),
+    }
+}
+
+/// The context owns `cmd_fd` from then on, unless it is refused.
+///
+/// # Safety
+/// `cmd_fd` is no other object's if it is a duplicate of a context's own.
+pub unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context {
+    match DeviceFile::find(cmd_fd) {
+        // SAFETY: a descriptor, as it was found; given away by contract.
+        Ok(file) => open(file, || unsafe { OwnedFd::from_raw_fd(cmd_fd) }),
+        Err(value) => errno::null(value),
+    }
+}
+
+fn open(file: Arc<DeviceFile>, cmd_fd: impl FnOnce() -> OwnedFd) -> *mut ibv_context {
+    let soft = file.soft;
     let opened = match soft.open() {
         Ok(opened) => opened,
         Err(value) => return errno::null(value),
@@ -73,11 +96,18 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     verbs.query_device_ex = Some(query::query_device_ex);
     verbs.query_rt_values = Some(query::query_rt_values);
     verbs.create_qp_ex = Some(queue_pair::create_qp_ex);
+    verbs.alloc_td = Some(domain::alloc_td);
+    verbs.dealloc_td = Some(domain::dealloc_td);
+    verbs.alloc_parent_domain = Some(domain::alloc_parent_domain);
+    verbs.open_xrcd = Some(xrc::open_xrcd);
+    verbs.close_xrcd = Some(xrc::close_xrcd);
+    verbs.get_srq_num = Some(xrc::get_srq_num);
+    let cmd_fd = cmd_fd();
     verbs.sz = size_of::<verbs_context>();
     verbs.context = ibv_context {
-        device,
+        device: soft.as_ptr(),
         ops: operations(),
-        cmd_fd: -1,
+        cmd_fd: cmd_fd.as_raw_fd(),
         async_fd: events.as_raw_fd(),
         num_comp_vectors: 1,
         mutex: libc::PTHREAD_MUTEX_INITIALIZER,
@@ -86,7 +116,8 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     let context = Box::into_raw(Box::new(Context {
         verbs,
         device: opened,
-        soft,
+        file,
+        _cmd_fd: cmd_fd,
         events,
     }));
     // SAFETY: `context` was just made and is live.
@@ -98,10 +129,10 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
     // SAFETY: `open_device` took it from a Box, and the caller gives up ownership.
     let closed = unsafe { Box::from_raw(context.byte_sub(offset_of!(verbs_context, context)).cast::<Context>()) };
     let Context {
-        device, soft, events, ..
+        device, file, events, ..
     } = *closed;
     device.remove_event_queue(&events);
-    soft.close(device);
+    file.soft.close(device);
     0
 }
 

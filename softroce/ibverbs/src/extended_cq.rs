@@ -18,6 +18,7 @@ use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 
 use crate::completion::{self, SoftCq, to_wc};
+use crate::domain::SoftPd;
 use crate::errno;
 
 const KNOWN_FIELDS: u64 = (IBV_WC_STANDARD_FLAGS
@@ -92,13 +93,19 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     if attr.comp_mask & !KNOWN != 0 || flags & !FLAGS != 0 || attr.wc_flags & !KNOWN_FIELDS != 0 {
         return errno::null(libc::EINVAL);
     }
-    // Parent domains cannot be created here; an ignored overrun would lose completions silently.
-    if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0
-        || flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0
-        || attr.wc_flags & !FIELDS != 0
-    {
+    // An ignored overrun would lose completions silently.
+    if flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0 || attr.wc_flags & !FIELDS != 0 {
         return errno::null(libc::EOPNOTSUPP);
     }
+    let domain = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
+        // SAFETY: the mask says that it is given, so live and ours by contract, or null.
+        match unsafe { SoftPd::parent(attr.parent_domain) } {
+            Some(parent) => Some(parent.clone()),
+            None => return errno::null(libc::EINVAL),
+        }
+    } else {
+        None
+    };
     let requested = |field| attr.wc_flags & u64::from(field) != 0;
     let params = completion::CqParams {
         cqe,
@@ -110,9 +117,10 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
             wallclock: requested(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK),
         },
         single_threaded: flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0,
+        domain,
     };
     // SAFETY: the same contract.
-    let cq = unsafe { completion::create(context, &params) }.cast::<ibv_cq_ex>();
+    let cq = unsafe { completion::create(context, params) }.cast::<ibv_cq_ex>();
     if !cq.is_null() {
         // SAFETY: just created, and not shared yet.
         set_calls(unsafe { &mut *cq }, attr.wc_flags);

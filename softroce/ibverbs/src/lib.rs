@@ -14,11 +14,14 @@ mod address;
 mod attributes;
 mod completion;
 mod context;
+mod device_file;
 mod device_memory;
+mod domain;
 mod errno;
 mod event;
 mod extended_cq;
 mod gids;
+mod multicast;
 mod post;
 mod protection;
 mod query;
@@ -27,12 +30,17 @@ mod registry;
 mod shared_receive;
 mod window;
 mod wr;
+mod xrc;
 
 pub use address::init_ah_from_wc;
-pub use context::device_of;
+pub use context::{device_of, import_device};
+pub use device_memory::{import_dm, unimport_dm};
+pub use domain::{import_pd, unimport_pd};
 pub use doorbell_softroce::{ConfigError, CopyMode, DeviceConfig, LinkChoice, OpenError};
 use doorbell_verbs_sys::{Api, Promise};
 pub use gids::{GID_TABLE_LEN, gid_table, routable_index};
+pub use multicast::{attach_mcast, detach_mcast};
+pub use protection::{import_mr, unimport_mr};
 pub use registry::{AlreadyInUse, configure, copy_modes, last_open_error, process_group};
 
 /// The table, which the drop-in library's symbols call.
@@ -53,8 +61,8 @@ pub static API: Api = Api {
     query_port: query::query_port_compat,
     query_gid: query::query_gid,
     query_pkey: query::query_pkey,
-    alloc_pd: protection::alloc_pd,
-    dealloc_pd: protection::dealloc_pd,
+    alloc_pd: domain::alloc_pd,
+    dealloc_pd: domain::dealloc_pd,
     reg_mr: protection::reg_mr,
     dereg_mr: protection::dereg_mr,
     create_comp_channel: completion::create_comp_channel,

@@ -4,7 +4,8 @@ use core::ffi::c_int;
 use std::slice;
 
 use doorbell_roce_proto::memory::{AtomicOp, Sge};
-use doorbell_roce_proto::work::{Destination, Operation, Payload, PostError, ReceiveRequest, SendRequest};
+use doorbell_roce_proto::wire::Transport;
+use doorbell_roce_proto::work::{Destination, Operation, Payload, PostError, ReceiveRequest, Remote, SendRequest};
 use doorbell_roce_proto::{LKey, Qpn, RKey};
 use doorbell_softroce::{Posting, capacity};
 use doorbell_verbs_sys::{
@@ -16,6 +17,7 @@ use doorbell_verbs_sys::{
 
 use crate::queue_pair::SoftQp;
 use crate::shared_receive::SoftSrq;
+use crate::wr::{has_remote, remote_srq};
 use crate::{address, window};
 
 const MAX_SGES: usize = capacity::SGES as usize;
@@ -28,13 +30,13 @@ pub(crate) unsafe extern "C" fn post_send(
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: `qp` is live and ours by contract.
-    let (soft, is_datagram) = unsafe { (SoftQp::handle(qp), SoftQp::is_datagram(qp)) };
+    let (soft, transport) = unsafe { (SoftQp::handle(qp), SoftQp::transport(qp)) };
     soft.post_send(|posting| {
         let mut next = wr;
         // SAFETY: well formed by contract: each request is live, the last one's `next` is null.
         while let Some(request) = unsafe { next.as_ref() } {
             // SAFETY: so are its SGE list, its inline memory, and the address handle of a datagram.
-            if let Err(refused) = unsafe { send_one(posting, request, is_datagram.then_some(qp)) } {
+            if let Err(refused) = unsafe { send_one(posting, request, transport, qp) } {
                 // SAFETY: writable by contract (man page).
                 unsafe { *bad_wr = next };
                 return errno_of(refused);
@@ -136,28 +138,30 @@ fn with_sges<R>(list: &[ibv_sge], post: impl FnOnce(&[Sge]) -> R) -> R {
 
 /// # Safety
 /// These are live: its SGE list, with IBV_SEND_INLINE the memory it names, for a bind its window
-/// and region (ours), the UD queue pair `datagrams`, if given, and the address handle of its SEND
-/// (ours).
+/// and region (ours), the queue pair, and the address handle of a SEND over UD (ours).
 unsafe fn send_one(
     posting: &mut Posting<'_>,
     wr: &ibv_send_wr,
-    datagrams: Option<*mut ibv_qp>,
+    transport: Transport,
+    qp: *mut ibv_qp,
 ) -> Result<(), PostError> {
     // SAFETY: by contract.
     let short = || unsafe { short_write(wr) };
-    if datagrams.is_none()
+    if !has_remote(transport)
         && let Some(request) = short()
     {
         return posting.send(&request);
     }
     // SAFETY: by contract.
     let operation = unsafe { operation_of(wr) }?;
-    let destination = match (datagrams, operation) {
-        (None, _) => None,
+    let remote = match (transport, operation) {
+        (Transport::Rc | Transport::Uc, _) => None,
         // SAFETY: by contract; a queue pair's domain never changes.
-        (Some(qp), Operation::Send { .. }) => Some(unsafe { destination_of(wr, (*qp).pd) }?),
+        (Transport::Ud, Operation::Send { .. }) => Some(Remote::Datagram(unsafe { destination_of(wr, (*qp).pd) }?)),
         // Its union holds another member than an address handle.
-        _ => return Err(PostError::Invalid),
+        (Transport::Ud, _) => return Err(PostError::Invalid),
+        // SAFETY: plain data, which the caller has filled for XRC (man page).
+        (Transport::Xrc, _) => Some(remote_srq(unsafe { wr.qp_type.xrc.remote_srqn })),
     };
     // A local request has no payload: its SGE list is ignored.
     let count = if operation.is_local() { 0 } else { wr.num_sge };
@@ -172,9 +176,9 @@ unsafe fn send_one(
             fence: wr.send_flags & IBV_SEND_FENCE != 0,
             solicited: wr.send_flags & IBV_SEND_SOLICITED != 0,
         };
-        match &destination {
+        match &remote {
             None => posting.send(&request),
-            Some(to) => posting.send_datagram(&request, to),
+            Some(to) => posting.send_to(&request, to),
         }
     };
     let inline = wr.send_flags & IBV_SEND_INLINE != 0 && !operation.is_local();

@@ -1,34 +1,38 @@
-//! Protection domains and memory regions.
+//! Memory regions.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::{ptr, slice};
 
-use doorbell_softroce::{HostRange, LimitError, Mr, Pd, RegisterError, Reregister, Rights};
+use doorbell_softroce::{HostRange, LimitError, Mr, RegisterError, Reregister, Rights};
 use doorbell_verbs_sys::{
     IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH, IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
     IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ACCESS_HUGETLB, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_MW_BIND,
-    IBV_ACCESS_OPTIONAL_FIRST, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
-    IBV_ACCESS_ZERO_BASED, IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION,
-    IBV_REREG_MR_ERR_INPUT, IBV_REREG_MR_FLAGS_SUPPORTED, ib_uverbs_advise_mr_advice, ibv_context, ibv_dm, ibv_mr,
-    ibv_pd, ibv_sge,
+    IBV_ACCESS_ON_DEMAND, IBV_ACCESS_OPTIONAL_FIRST, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ,
+    IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_ZERO_BASED, IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD,
+    IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_ERR_INPUT, IBV_REREG_MR_FLAGS_SUPPORTED, ib_uverbs_advise_mr_advice,
+    ibv_dm, ibv_mr, ibv_pd, ibv_sge,
 };
+use parking_lot::Mutex;
 
-use crate::context::{Context, next_handle};
+use crate::context::Context;
+use crate::device_file::Object;
+use crate::domain::SoftPd;
 use crate::post::to_sge;
 use crate::{device_memory, errno};
 
 #[repr(C)]
-pub(crate) struct SoftPd {
-    base: ibv_pd,
-    pub(crate) pd: Pd,
-}
-
-#[repr(C)]
 struct SoftMr {
     base: ibv_mr,
-    zero_based: bool,
+    shared: Arc<Object<Mutex<Registered>>>,
+}
+
+/// What an imported region shares with the original.
+struct Registered {
     mr: Mr,
+    length: usize,
+    zero_based: bool,
 }
 
 /// Optional access flags, which may be ignored if unknown (ibv_reg_mr(3)): bits 20 to 29.
@@ -39,34 +43,6 @@ pub(crate) fn errno_of_limit(error: LimitError) -> c_int {
         LimitError::Size => libc::EINVAL,
         LimitError::Exhausted => libc::ENOMEM,
     }
-}
-
-pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
-    // SAFETY: `context` is live by contract.
-    let device = &unsafe { Context::from_ptr(context) }.device;
-    match device.protection_domain() {
-        Ok(pd) => Box::into_raw(Box::new(SoftPd {
-            base: ibv_pd {
-                context,
-                handle: next_handle(),
-            },
-            pd,
-        }))
-        .cast(),
-        Err(error) => errno::null(errno_of_limit(error)),
-    }
-}
-
-/// `EBUSY` while regions, windows or queue pairs use it.
-pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    let soft = pd.cast::<SoftPd>();
-    // SAFETY: `pd` is live and ours by contract.
-    if unsafe { &*soft }.pd.is_shared() {
-        return libc::EBUSY;
-    }
-    // SAFETY: it came from a Box in `alloc_pd`, and the caller gives up ownership.
-    drop(unsafe { Box::from_raw(soft) });
-    0
 }
 
 pub(crate) unsafe extern "C" fn reg_mr(
@@ -110,7 +86,6 @@ struct Access {
 impl Access {
     /// # Errors
     /// The errno value for unknown flags. Huge pages and relaxed ordering are hints, and ignored.
-    /// On-demand paging is not supported: the device examines every page at registration.
     fn of(flags: u32) -> Result<Self, c_int> {
         const KNOWN: u32 = IBV_ACCESS_LOCAL_WRITE
             | IBV_ACCESS_REMOTE_WRITE
@@ -118,6 +93,7 @@ impl Access {
             | IBV_ACCESS_REMOTE_ATOMIC
             | IBV_ACCESS_MW_BIND
             | IBV_ACCESS_ZERO_BASED
+            | IBV_ACCESS_ON_DEMAND
             | IBV_ACCESS_HUGETLB;
         if flags & !(KNOWN | OPTIONAL) != 0 {
             return Err(libc::EOPNOTSUPP);
@@ -129,6 +105,7 @@ impl Access {
                 remote_read: flags & IBV_ACCESS_REMOTE_READ != 0,
                 remote_atomic: flags & IBV_ACCESS_REMOTE_ATOMIC != 0,
                 bind: flags & IBV_ACCESS_MW_BIND != 0,
+                on_demand: flags & IBV_ACCESS_ON_DEMAND != 0,
             },
             zero_based: flags & IBV_ACCESS_ZERO_BASED != 0,
         })
@@ -155,24 +132,55 @@ unsafe fn export_mr(
     zero_based: bool,
     registered: Result<Mr, RegisterError>,
 ) -> *mut ibv_mr {
+    let registered = registered.map(|mr| Registered { mr, length, zero_based });
     match registered {
-        Ok(mr) => Box::into_raw(Box::new(SoftMr {
-            base: ibv_mr {
-                // SAFETY: live by contract.
-                context: unsafe { (*pd).context },
-                pd,
-                addr,
-                length,
-                handle: next_handle(),
-                lkey: mr.lkey().0,
-                rkey: mr.rkey().0,
-            },
-            zero_based,
-            mr,
-        }))
-        .cast(),
+        Ok(registered) => {
+            // SAFETY: a live PD, by contract, has a live context.
+            let context = unsafe { Context::from_ptr((*pd).context) };
+            // SAFETY: the same contract.
+            unsafe { boxed(pd, addr, Object::new(context, Mutex::new(registered))) }
+        }
         Err(error) => errno::null(errno_of_register_error(error)),
     }
+}
+
+/// # Safety
+/// `pd` is live and ours.
+unsafe fn boxed(pd: *mut ibv_pd, addr: *mut c_void, shared: Arc<Object<Mutex<Registered>>>) -> *mut ibv_mr {
+    let registered = shared.lock();
+    let base = ibv_mr {
+        // SAFETY: live by contract.
+        context: unsafe { (*pd).context },
+        pd,
+        addr,
+        length: registered.length,
+        handle: shared.handle,
+        lkey: registered.mr.lkey().0,
+        rkey: registered.mr.rkey().0,
+    };
+    drop(registered);
+    Box::into_raw(Box::new(SoftMr { base, shared })).cast()
+}
+
+/// ibv_import_mr(3): the address is unknown, thus null. `ENOENT` for any other handle.
+///
+/// # Safety
+/// `pd` is live and ours.
+pub unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    // SAFETY: a live PD has a live context.
+    let file = &unsafe { Context::from_ptr((*pd).context) }.file;
+    match file.object(handle) {
+        // SAFETY: the same contract.
+        Some(shared) => unsafe { boxed(pd, ptr::null_mut(), shared) },
+        None => errno::null(libc::ENOENT),
+    }
+}
+
+/// # Safety
+/// `mr` came from [`import_mr`], and is not used again.
+pub unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
+    // SAFETY: it came from a Box in `boxed`, and the caller gives up ownership.
+    drop(unsafe { Box::from_raw(mr.cast::<SoftMr>()) });
 }
 
 /// # Safety
@@ -310,9 +318,12 @@ pub(crate) unsafe extern "C" fn rereg_mr(
     };
     // SAFETY: live and ours by contract, and not used by other threads during the call.
     let soft = unsafe { &mut *mr.cast::<SoftMr>() };
-    let zero_based = access.as_ref().map_or(soft.zero_based, |access| access.zero_based);
+    let mut registered = soft.shared.lock();
+    let zero_based = access
+        .as_ref()
+        .map_or(registered.zero_based, |access| access.zero_based);
     // Zero-based addressing is part of the translation.
-    if zero_based && !soft.zero_based && !given(IBV_REREG_MR_CHANGE_TRANSLATION) {
+    if zero_based && !registered.zero_based && !given(IBV_REREG_MR_CHANGE_TRANSLATION) {
         return refuse(libc::EINVAL);
     }
     // SAFETY: live by contract, if it is to change.
@@ -327,23 +338,25 @@ pub(crate) unsafe extern "C" fn rereg_mr(
             len: length,
             iova: if zero_based { 0 } else { addr.addr() as u64 },
         }),
-        pd: new_pd.map(|soft| &soft.pd),
+        pd: new_pd.map(|soft| &*soft.pd),
         rights: access.map(|access| access.rights),
     };
     // SAFETY: the new memory stays mapped as for `register`.
-    if let Err(error) = unsafe { soft.mr.reregister(&change) } {
+    if let Err(error) = unsafe { registered.mr.reregister(&change) } {
         return refuse(errno_of_register_error(error));
     }
     if new_pd.is_some() {
         soft.base.pd = pd;
     }
     if change.range.is_some() {
-        (soft.base.addr, soft.base.length, soft.zero_based) = (addr, length, zero_based);
+        (soft.base.addr, soft.base.length) = (addr, length);
+        (registered.length, registered.zero_based) = (length, zero_based);
     }
     0
 }
 
-/// The pages of a region are always present, so prefetching has no effect.
+/// Prefetching populates pages: those of a region on demand need not be present. Without faults
+/// nothing is populated. On return it is complete, whether flags want that or not.
 pub(crate) unsafe extern "C" fn advise_mr(
     pd: *mut ibv_pd,
     advice: ib_uverbs_advise_mr_advice,
@@ -351,7 +364,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
     sg_list: *mut ibv_sge,
     num_sges: u32,
 ) -> c_int {
-    /// `IBV_ADVISE_MR_FLAG_FLUSH`: complete on return, which always holds.
+    /// `IBV_ADVISE_MR_FLAG_FLUSH`.
     const FLUSH: u32 = 1;
     let write = match advice {
         IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH | IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => false,
@@ -372,17 +385,22 @@ pub(crate) unsafe extern "C" fn advise_mr(
         if write && !pd.allows(&element, true) {
             return libc::EPERM;
         }
+        if advice != IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT && !pd.populate(&element, write) {
+            return libc::EFAULT;
+        }
     }
     0
 }
 
 /// `EBUSY` while windows are bound to it. On return no copy to or from the memory is in flight.
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: `mr` is live and ours; the handle is written at creation and destruction only.
-    if unsafe { &(*mr.cast::<SoftMr>()).mr }.deregister().is_err() {
+    // SAFETY: `mr` is live and ours; the member is written at creation and destruction only.
+    let shared = unsafe { &(*mr.cast::<SoftMr>()).shared };
+    if shared.lock().mr.deregister().is_err() {
         return libc::EBUSY;
     }
-    // SAFETY: it came from a Box in `register`, and the caller gives up ownership.
+    shared.destroy();
+    // SAFETY: it came from a Box in `boxed`, and the caller gives up ownership.
     drop(unsafe { Box::from_raw(mr.cast::<SoftMr>()) });
     0
 }

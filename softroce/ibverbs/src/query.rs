@@ -8,9 +8,12 @@ use doorbell_softroce::{capacity, clock};
 use doorbell_verbs_sys::{
     _compat_ibv_port_attr, IBV_ATOMIC_HCA, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MEM_WINDOW,
     IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_DEVICE_PORT_ACTIVE_EVENT, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SRQ_RESIZE,
-    IBV_DEVICE_SYS_IMAGE_GUID, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE,
-    IBV_PORT_DOWN, IBV_PORT_IP_BASED_GIDS, IBV_VALUES_MASK_RAW_CLOCK, SOFT_VENDOR_ID, ibv_context, ibv_device_attr,
-    ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_port_attr, ibv_query_device_ex_input, ibv_values_ex,
+    IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_XRC, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET,
+    IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV,
+    IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE, IBV_PORT_ACTIVE, IBV_PORT_DOWN,
+    IBV_PORT_IP_BASED_GIDS, IBV_VALUES_MASK_RAW_CLOCK, SOFT_VENDOR_ID, ibv_context, ibv_device_attr,
+    ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps, ibv_odp_transport_caps, ibv_port_attr,
+    ibv_query_device_ex_input, ibv_values_ex,
 };
 
 use crate::context::Context;
@@ -43,6 +46,19 @@ pub(crate) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *m
     0
 }
 
+/// Of all that each transport has, as the CPU faults the pages in.
+const ON_DEMAND: ibv_odp_caps = {
+    let messages = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
+    ibv_odp_caps {
+        general_caps: (IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT) as u64,
+        per_transport_caps: ibv_odp_transport_caps {
+            rc_odp_caps: messages | IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC,
+            uc_odp_caps: messages | IBV_ODP_SUPPORT_WRITE,
+            ud_odp_caps: messages,
+        },
+    }
+};
+
 /// Fills as much of the struct as the caller's version has.
 pub(crate) unsafe extern "C" fn query_device_ex(
     context: *mut ibv_context,
@@ -56,10 +72,12 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         return libc::EINVAL;
     }
     // SAFETY: all-zero is a valid ibv_device_attr_ex: integers only. What a soft device lacks stays
-    // zero: on-demand paging, raw packets' segmentation, hashing and pacing, and tag matching.
+    // zero: raw packets' segmentation, hashing and pacing, and tag matching.
     let mut attributes: ibv_device_attr_ex = unsafe { MaybeUninit::zeroed().assume_init() };
     // SAFETY: `context` is live by contract.
     attributes.orig_attr = device_attributes(unsafe { Context::from_ptr(context) });
+    attributes.odp_caps = ON_DEMAND;
+    attributes.xrc_odp_caps = ON_DEMAND.per_transport_caps.rc_odp_caps;
     attributes.completion_timestamp_mask = u64::MAX;
     attributes.hca_core_clock = clock::TICK_KHZ;
     attributes.max_dm_size = capacity::DEVICE_MEMORY as u64;
@@ -91,7 +109,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(_context: *mut ibv_context, valu
 }
 
 fn device_attributes(context: &Context) -> ibv_device_attr {
-    let guid = context.soft.guid().to_be();
+    let guid = context.file.soft.guid().to_be();
     let mut fw_ver = [0; 64];
     for (to, from) in fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
         *to = from as c_char;
@@ -115,6 +133,7 @@ fn device_attributes(context: &Context) -> ibv_device_attr {
             | IBV_DEVICE_RC_RNR_NAK_GEN
             | IBV_DEVICE_SRQ_RESIZE
             | IBV_DEVICE_MEM_WINDOW
+            | IBV_DEVICE_XRC
             | IBV_DEVICE_MEM_WINDOW_TYPE_2B,
         max_sge: capacity::SGES as c_int,
         max_sge_rd: capacity::SGES as c_int,
@@ -133,9 +152,9 @@ fn device_attributes(context: &Context) -> ibv_device_attr {
         max_mw: capacity::WINDOWS as c_int,
         max_raw_ipv6_qp: 0,
         max_raw_ethy_qp: 0,
-        max_mcast_grp: 0,
-        max_mcast_qp_attach: 0,
-        max_total_mcast_qp_attach: 0,
+        max_mcast_grp: capacity::MULTICAST_GROUPS as c_int,
+        max_mcast_qp_attach: capacity::MULTICAST_QPS as c_int,
+        max_total_mcast_qp_attach: (capacity::MULTICAST_GROUPS * capacity::MULTICAST_QPS) as c_int,
         max_ah: c_int::MAX,
         max_fmr: 0,
         max_map_per_fmr: 0,

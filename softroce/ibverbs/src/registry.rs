@@ -137,10 +137,12 @@ impl SoftDevice {
         self.guid
     }
 
-    /// Shared if already open. The reason of an error is kept for [`last_open_error`].
+    /// Shared if this process has it open already. The reason of an error is kept for
+    /// [`last_open_error`].
     pub(crate) fn open(&self) -> Result<Arc<Device>, c_int> {
         let mut open = self.open.lock();
-        if let Some(device) = &*open {
+        // After fork(2) contexts of the parent may be open: their device is not a child's.
+        if let Some(device) = open.as_ref().filter(|device| device.host().is_ours()) {
             return Ok(Arc::clone(device));
         }
         match Device::open(&self.config) {

@@ -5,16 +5,19 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use doorbell_softroce::{Event, EventOwner, EventQueue, Srq, SrqConfig};
+use doorbell_softroce::{Event, EventOwner, EventQueue, Srq, SrqConfig, XrcSrqConfig};
 use doorbell_verbs_sys::{
-    IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR, IBV_SRQT_BASIC, ibv_context, ibv_pd,
-    ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex,
+    IBV_SRQ_INIT_ATTR_CQ, IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_INIT_ATTR_XRCD, IBV_SRQ_LIMIT,
+    IBV_SRQ_MAX_WR, IBV_SRQT_BASIC, IBV_SRQT_XRC, ibv_context, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr,
+    ibv_srq_init_attr_ex,
 };
 
+use crate::completion::SoftCq;
 use crate::context::{Context, await_acknowledged, next_handle};
-use crate::errno;
+use crate::domain::SoftPd;
 use crate::event::token_of;
-use crate::protection::{SoftPd, errno_of_limit};
+use crate::protection::errno_of_limit;
+use crate::{errno, xrc};
 
 #[repr(C)]
 pub(crate) struct SoftSrq {
@@ -36,10 +39,18 @@ impl SoftSrq {
     }
 }
 
-/// The limit is not armed, whatever `srq_limit` is (man page).
 pub(crate) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
-    // SAFETY: both are live by contract, and `pd` is ours.
-    let (soft_pd, init) = unsafe { (&*pd.cast::<SoftPd>(), &*init) };
+    // SAFETY: the same contract.
+    unsafe { create(pd, &*init, None) }
+}
+
+/// The limit is not armed, whatever `srq_limit` is (man page).
+///
+/// # Safety
+/// `pd` is live and ours.
+unsafe fn create(pd: *mut ibv_pd, init: &ibv_srq_init_attr, xrc: Option<XrcSrqConfig>) -> *mut ibv_srq {
+    // SAFETY: by contract.
+    let soft_pd = unsafe { &*pd.cast::<SoftPd>() };
     // SAFETY: a live PD has a live context.
     let context = unsafe { (*pd).context };
     // SAFETY: as above.
@@ -49,6 +60,7 @@ pub(crate) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_i
     let config = SrqConfig {
         max_wr: init.attr.max_wr,
         max_sge: init.attr.max_sge,
+        xrc,
     };
     let owner = EventOwner {
         queue: Arc::clone(events),
@@ -83,26 +95,48 @@ pub(crate) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_i
     allocation.cast()
 }
 
-/// ibv_create_srq_ex(3), for the basic type.
+/// ibv_create_srq_ex(3), for the basic and the XRC type.
 pub(crate) unsafe extern "C" fn create_srq_ex(
     _context: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
     // SAFETY: live by contract.
     let init = unsafe { &*init };
-    let basic = init.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || init.srq_type == IBV_SRQT_BASIC;
-    if !basic || init.comp_mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) != 0 {
+    let given = |bit| init.comp_mask & bit != 0;
+    let of_type = if given(IBV_SRQ_INIT_ATTR_TYPE) {
+        init.srq_type
+    } else {
+        IBV_SRQT_BASIC
+    };
+    let needed = match of_type {
+        IBV_SRQT_BASIC => IBV_SRQ_INIT_ATTR_PD,
+        IBV_SRQT_XRC => IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ,
+        _ => return errno::null(libc::EOPNOTSUPP),
+    };
+    if init.comp_mask & !(IBV_SRQ_INIT_ATTR_TYPE | needed) != 0 {
         return errno::null(libc::EOPNOTSUPP);
     }
-    if init.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 {
+    if init.comp_mask & needed != needed {
         return errno::null(libc::EINVAL);
     }
-    let mut basic = ibv_srq_init_attr {
+    let xrc = if of_type == IBV_SRQT_XRC {
+        // SAFETY: the mask says that both are given, so they are live and ours by contract.
+        match unsafe { (SoftCq::handle(init.cq), xrc::handle(init.xrcd)) } {
+            (Some(cq), xrcd) => Some(XrcSrqConfig {
+                xrcd: xrcd.clone(),
+                cq: cq.clone(),
+            }),
+            (None, _) => return errno::null(libc::EINVAL),
+        }
+    } else {
+        None
+    };
+    let classic = ibv_srq_init_attr {
         srq_context: init.srq_context,
         attr: init.attr,
     };
     // SAFETY: the mask says that the domain is given, so it is live and ours by contract.
-    unsafe { create_srq(init.pd, &mut basic) }
+    unsafe { create(init.pd, &classic, xrc) }
 }
 
 pub(crate) unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {

@@ -8,15 +8,16 @@ use doorbell_roce_proto::work::{Operation, Payload, PostError, SendRequest};
 use doorbell_roce_proto::{LKey, RKey};
 use doorbell_softroce::{Mw, WindowKind};
 use doorbell_verbs_sys::{
-    IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_ZERO_BASED, IBV_MW_TYPE_1,
-    IBV_MW_TYPE_2, IBV_SEND_FENCE, IBV_SEND_SIGNALED, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_mw_type, ibv_pd,
-    ibv_qp, inline,
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
+    IBV_ACCESS_ZERO_BASED, IBV_MW_TYPE_1, IBV_MW_TYPE_2, IBV_SEND_FENCE, IBV_SEND_SIGNALED, ibv_mw, ibv_mw_bind,
+    ibv_mw_bind_info, ibv_mw_type, ibv_pd, ibv_qp, inline,
 };
 
 use crate::context::next_handle;
+use crate::domain::SoftPd;
 use crate::errno;
 use crate::post::errno_of;
-use crate::protection::{SoftPd, errno_of_limit};
+use crate::protection::errno_of_limit;
 use crate::queue_pair::SoftQp;
 
 #[repr(C)]
@@ -92,7 +93,8 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bin
     }
 }
 
-/// The bind of a request. Region and range are checked when it is executed.
+/// The bind of a request. Region and range are checked when it is executed. The right to write
+/// locally has no meaning for a window, but programs set it, and adapters take it.
 ///
 /// # Errors
 /// When the window is of another type than the request's, the key is not one of the window's, or an
@@ -101,8 +103,11 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bin
 /// # Safety
 /// `mw` is null, or live and ours; so is the region.
 unsafe fn bind_of(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Result<Bind, PostError> {
-    const KNOWN: u32 =
-        IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED;
+    const KNOWN: u32 = IBV_ACCESS_LOCAL_WRITE
+        | IBV_ACCESS_REMOTE_WRITE
+        | IBV_ACCESS_REMOTE_READ
+        | IBV_ACCESS_REMOTE_ATOMIC
+        | IBV_ACCESS_ZERO_BASED;
     // SAFETY: null, or live; a reference to the handle only, as the caller may write the key.
     let window = (!mw.is_null()).then(|| unsafe { &(*mw.cast::<SoftMw>()).mw });
     // SAFETY: null, or live by contract.

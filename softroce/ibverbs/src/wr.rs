@@ -19,8 +19,8 @@ use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use doorbell_roce_proto::memory::{AtomicOp, Sge};
-use doorbell_roce_proto::wire::Transport;
-use doorbell_roce_proto::work::{Destination, Operation, Payload, PostError, SendRequest};
+use doorbell_roce_proto::wire::{Transport, XrcEth};
+use doorbell_roce_proto::work::{Destination, Operation, Payload, PostError, Remote, SendRequest};
 use doorbell_roce_proto::{Qpn, RKey};
 use doorbell_softroce::Posting;
 use doorbell_verbs_sys::{
@@ -44,13 +44,24 @@ pub(crate) fn operations_of(transport: Transport) -> u64 {
     let windows = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV;
     let reliable = IBV_QP_EX_WITH_RDMA_READ | atomics | IBV_QP_EX_WITH_SEND_WITH_INV;
     u64::from(match transport {
-        Transport::Rc => sends | writes | windows | reliable,
+        Transport::Rc | Transport::Xrc => sends | writes | windows | reliable,
         Transport::Uc => sends | writes | windows,
         Transport::Ud => sends,
     })
 }
 
-pub(crate) fn with_calls(qp_base: ibv_qp, operations: Option<u64>) -> ibv_qp_ex {
+/// Whether each request names its remote end.
+pub(crate) const fn has_remote(transport: Transport) -> bool {
+    matches!(transport, Transport::Ud | Transport::Xrc)
+}
+
+pub(crate) const fn remote_srq(number: u32) -> Remote {
+    Remote::Srq(XrcEth {
+        srq: number & 0x00ff_ffff,
+    })
+}
+
+pub(crate) fn with_calls(qp_base: ibv_qp, operations: Option<u64>, transport: Transport) -> ibv_qp_ex {
     // SAFETY: all-zero is a valid ibv_qp_ex: integers, null pointers and function pointers that are
     // `None`. The mutex and condition are overwritten by those of `qp_base`.
     let mut qp: ibv_qp_ex = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -83,6 +94,10 @@ pub(crate) fn with_calls(qp_base: ibv_qp, operations: Option<u64>) -> ibv_qp_ex 
     qp.wr_set_inline_data = Some(set_inline_data);
     qp.wr_set_inline_data_list = Some(set_inline_data_list);
     qp.wr_set_ud_addr = Some(set_ud_addr);
+    if transport == Transport::Xrc {
+        qp.wr_set_ud_addr = None;
+        qp.wr_set_xrc_srqn = Some(set_xrc_srqn);
+    }
     qp.wr_start = Some(start);
     qp.wr_complete = Some(complete);
     qp.wr_abort = Some(abort);
@@ -105,6 +120,7 @@ struct Batch {
     max_requests: usize,
     max_sge: usize,
     max_inline: usize,
+    has_remote: bool,
     refused: Option<PostError>,
 }
 
@@ -114,7 +130,7 @@ struct Staged {
     flags: u32,
     operation: Operation,
     bytes: Bytes,
-    destination: Option<Destination>,
+    remote: Option<Remote>,
 }
 
 /// The payload of a staged request: a range of the batch's SGEs, or of its inline bytes.
@@ -125,7 +141,7 @@ enum Bytes {
 }
 
 impl Stage {
-    pub(crate) fn new(cap: &ibv_qp_cap) -> Self {
+    pub(crate) fn new(cap: &ibv_qp_cap, transport: Transport) -> Self {
         let (max_requests, max_sge, max_inline) = (
             cap.max_send_wr as usize,
             cap.max_send_sge as usize,
@@ -141,6 +157,7 @@ impl Stage {
                 max_requests,
                 max_sge,
                 max_inline,
+                has_remote: has_remote(transport),
                 refused: None,
             }),
         }
@@ -197,7 +214,7 @@ impl Batch {
             flags,
             operation,
             bytes: Bytes::Gather(0..0),
-            destination: None,
+            remote: None,
         });
     }
 
@@ -255,20 +272,20 @@ impl Batch {
         });
     }
 
-    fn post(&self, posting: &mut Posting<'_>, is_datagram: bool) -> Result<(), PostError> {
+    fn post(&self, posting: &mut Posting<'_>) -> Result<(), PostError> {
         if let Some(why) = self.refused {
             return Err(why);
         }
         for (ahead, request) in (0..).zip(&self.requests) {
-            if is_datagram != request.destination.is_some() {
+            if self.has_remote != request.remote.is_some() {
                 return Err(PostError::Invalid);
             }
-            posting.check_send(&self.request(request), is_datagram, ahead)?;
+            posting.check_send(&self.request(request), self.has_remote, ahead)?;
         }
         for request in &self.requests {
-            match &request.destination {
+            match &request.remote {
                 None => posting.send(&self.request(request))?,
-                Some(to) => posting.send_datagram(&self.request(request), to)?,
+                Some(to) => posting.send_to(&self.request(request), to)?,
             }
         }
         Ok(())
@@ -303,14 +320,11 @@ unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
 /// On an error (an errno value) none of the batch is posted; `EINVAL` without one.
 unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: as in `start`; the base is the extended struct's first member.
-    let (stage, soft, is_datagram) = unsafe {
-        let base = qp.cast::<ibv_qp>();
-        (SoftQp::stage(qp), SoftQp::handle(base), SoftQp::is_datagram(base))
-    };
+    let (stage, soft) = unsafe { (SoftQp::stage(qp), SoftQp::handle(qp.cast::<ibv_qp>())) };
     let mut posted = Err(PostError::Invalid);
     if let Some(stage) = stage {
         // SAFETY: an open batch belongs to this thread by contract.
-        unsafe { stage.end(|batch| posted = soft.post_send(|posting| batch.post(posting, is_datagram))) };
+        unsafe { stage.end(|batch| posted = soft.post_send(|posting| batch.post(posting))) };
     }
     posted.map_or_else(errno_of, |()| 0)
 }
@@ -438,13 +452,22 @@ unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn
     let path = unsafe { address::path_of(ah, (*qp).qp_base.pd) };
     let set = |batch: &mut Batch| match (batch.requests.last_mut(), path) {
         (Some(request), Some(path)) => {
-            request.destination = Some(Destination {
+            request.remote = Some(Remote::Datagram(Destination {
                 path,
                 qpn: Qpn::new(remote_qpn),
                 qkey: remote_qkey,
-            });
+            }));
         }
         _ => batch.refuse(PostError::Invalid),
+    };
+    // SAFETY: as above.
+    unsafe { change(qp, set) };
+}
+
+unsafe extern "C" fn set_xrc_srqn(qp: *mut ibv_qp_ex, remote_srqn: u32) {
+    let set = |batch: &mut Batch| match batch.requests.last_mut() {
+        Some(request) => request.remote = Some(remote_srq(remote_srqn)),
+        None => batch.refuse(PostError::Invalid),
     };
     // SAFETY: as above.
     unsafe { change(qp, set) };

@@ -109,6 +109,7 @@ fn node(seed: u64) -> Node {
         max_inline: 64,
         signal_all: false,
         srq: None,
+        xrc_domain: None,
         ack_before_requests: false,
     });
     Node {

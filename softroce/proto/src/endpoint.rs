@@ -3,6 +3,7 @@
 mod config;
 mod deferred;
 mod fast_path;
+mod multicast;
 mod types;
 
 use std::collections::VecDeque;
@@ -21,11 +22,13 @@ use crate::srq::{SharedQueue, SrqAttributes, SrqError, SrqInit};
 use crate::table::QpTable;
 use crate::timer::Timers;
 use crate::wire::{self, Packet};
-use crate::work::{Completion, CqId, Destination, PostError, ReceiveRequest, SendRequest, SrqId};
+use crate::work::{Completion, CqId, Destination, PostError, ReceiveRequest, Remote, SendRequest, SrqId};
 use crate::{Instant, Qpn};
 
 pub use config::{EndpointConfig, LinkCapabilities};
 pub use fast_path::FastPathSend;
+use multicast::MulticastGroups;
+pub use multicast::{AttachError, MULTICAST_QPN};
 pub use types::{AsyncEvent, Datagram, Ident, LinkPacket, Transmit};
 
 /// Packets that one queue pair sends before the next one's turn: enough for a GSO run.
@@ -52,6 +55,7 @@ pub struct Endpoint {
     /// The queue pair of the last UDP packet returned, cleared when its path may change.
     last_sent: Option<u32>,
     gsi: Gsi,
+    multicast: MulticastGroups,
     full_links: FullLinks,
     out: Outbox,
 }
@@ -118,6 +122,7 @@ impl Endpoint {
                 ..SendSchedule::default()
             },
             gsi: Gsi::default(),
+            multicast: MulticastGroups::default(),
             full_links: FullLinks::default(),
             out: Outbox::default(),
         }
@@ -179,7 +184,7 @@ impl Endpoint {
     /// # Errors
     /// When the transition table refuses it; nothing has changed then.
     pub fn modify_qp(&mut self, now: Instant, qpn: Qpn, modify: &Modify) -> Result<(), ModifyError> {
-        let (index, qp) = find(&mut self.qps, qpn).ok_or(ModifyError::UnknownQp)?;
+        let (index, qp) = self.qps.find_mut(qpn).ok_or(ModifyError::UnknownQp)?;
         self.last_sent = None;
         qp.modify(now, modify, &mut self.out)?;
         self.reschedule(index);
@@ -194,12 +199,13 @@ impl Endpoint {
     /// Destroys a queue pair and discards its requests; false when it does not exist.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> bool {
         self.last_sent = None;
-        if let Some((index, qp)) = find(&mut self.qps, qpn) {
+        if let Some((index, qp)) = self.qps.find_mut(qpn) {
             self.timers.set(index, None);
             qp.revoke_refs(&mut self.out);
             if let Some(srq) = qp.srq() {
                 self.out.srqs.detach(srq);
             }
+            self.multicast.detach(qpn, |_| true);
         }
         self.qps.remove(qpn)
     }
@@ -229,7 +235,9 @@ impl Endpoint {
     /// # Errors
     /// When it does not exist, or a queue pair uses it.
     pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), SrqError> {
-        self.out.srqs.remove(srq)
+        self.out.srqs.remove(srq)?;
+        self.qps.iter_mut().for_each(|qp| qp.discard_receives_of(srq));
+        Ok(())
     }
 
     /// Queues a send request; its ACK timer starts with its first packet. In SQD it waits for the
@@ -240,7 +248,7 @@ impl Endpoint {
     /// (IBTA vol 1, 10.3.1), and so is what the transport does not offer: UC has neither READs nor
     /// atomics, UD needs [`post_datagram`](Self::post_datagram).
     pub fn post_send(&mut self, _now: Instant, qpn: Qpn, request: &SendRequest<'_>) -> Result<(), PostError> {
-        let (index, qp) = find(&mut self.qps, qpn).ok_or(PostError::UnknownQp)?;
+        let (index, qp) = self.qps.find_mut(qpn).ok_or(PostError::UnknownQp)?;
         qp.post_send(request, &mut self.out)?;
         self.active.add(index);
         Ok(())
@@ -258,20 +266,29 @@ impl Endpoint {
         request: &SendRequest<'_>,
         to: &Destination,
     ) -> Result<(), PostError> {
-        let (index, qp) = find(&mut self.qps, qpn).ok_or(PostError::UnknownQp)?;
-        qp.post_datagram(request, to, &mut self.out)?;
+        self.post_to(qpn, request, &Remote::Datagram(*to))
+    }
+
+    /// Queues a request of an XRC initiator or a SEND of a UD queue pair, with its remote end;
+    /// otherwise as [`post_send`](Self::post_send).
+    ///
+    /// # Errors
+    /// When it is refused, as for any other queue pair; nothing was queued.
+    pub fn post_to(&mut self, qpn: Qpn, request: &SendRequest<'_>, to: &Remote) -> Result<(), PostError> {
+        let (index, qp) = self.qps.find_mut(qpn).ok_or(PostError::UnknownQp)?;
+        qp.post_to(request, to, &mut self.out)?;
         self.active.add(index);
         Ok(())
     }
 
-    /// Whether [`post_send`](Self::post_send), or [`post_datagram`](Self::post_datagram) for a
-    /// `datagram`, would accept a request after `ahead` others.
+    /// Whether [`post_send`](Self::post_send), or [`post_to`](Self::post_to) for a `remote` end,
+    /// would accept a request after `ahead` others.
     ///
     /// # Errors
     /// The reason for which it would be refused.
-    pub fn check_send(&self, qpn: Qpn, request: &SendRequest<'_>, datagram: bool, ahead: u32) -> Result<(), PostError> {
+    pub fn check_send(&self, qpn: Qpn, request: &SendRequest<'_>, remote: bool, ahead: u32) -> Result<(), PostError> {
         let qp = self.qps.find(qpn).and_then(|index| self.qps.get(index));
-        qp.ok_or(PostError::UnknownQp)?.check_post(request, datagram, ahead)
+        qp.ok_or(PostError::UnknownQp)?.check_post(request, remote, ahead)
     }
 
     /// Queues a receive request. In ERR it is flushed at once.
@@ -279,7 +296,7 @@ impl Endpoint {
     /// # Errors
     /// When it is refused, as always in RESET or with a shared receive queue; nothing was queued.
     pub fn post_receive(&mut self, qpn: Qpn, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
-        let (_, qp) = find(&mut self.qps, qpn).ok_or(PostError::UnknownQp)?;
+        let (_, qp) = self.qps.find_mut(qpn).ok_or(PostError::UnknownQp)?;
         qp.post_receive(request, &mut self.out)
     }
 
@@ -304,11 +321,14 @@ impl Endpoint {
                 return;
             }
         };
+        if datagram.dst.is_multicast() {
+            return self.handle_multicast(now, datagram, packet, memory);
+        }
         if packet.bth.dest_qp == GSI {
             self.handle_management(now, datagram, &packet);
             return;
         }
-        let Some((index, qp)) = find(&mut self.qps, packet.bth.dest_qp).filter(|(_, qp)| qp.receives()) else {
+        let Some((index, qp)) = self.qps.find_mut(packet.bth.dest_qp).filter(|(_, qp)| qp.receives()) else {
             counters.no_qp += 1;
             return;
         };
@@ -335,7 +355,7 @@ impl Endpoint {
 
     /// Pins the UDP source port of a connected peer that is known before its first packet.
     pub fn pin_peer_port(&mut self, qpn: Qpn, port: u16) {
-        if let Some((_, qp)) = find(&mut self.qps, qpn) {
+        if let Some((_, qp)) = self.qps.find_mut(qpn) {
             qp.pin_peer_port(port);
         }
     }
@@ -374,7 +394,7 @@ impl Endpoint {
             counters.malformed += 1;
             return;
         };
-        let Some((index, qp)) = find(&mut self.qps, bth.dest_qp).filter(|(_, qp)| qp.receives()) else {
+        let Some((index, qp)) = self.qps.find_mut(bth.dest_qp).filter(|(_, qp)| qp.receives()) else {
             counters.no_qp += 1;
             return;
         };
@@ -574,9 +594,4 @@ impl Endpoint {
             self.active.add(index);
         }
     }
-}
-
-fn find(qps: &mut QpTable, qpn: Qpn) -> Option<(u32, &mut QueuePair)> {
-    let index = qps.find(qpn)?;
-    qps.get_mut(index).map(|qp| (index, qp))
 }

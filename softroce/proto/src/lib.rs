@@ -32,11 +32,12 @@ pub mod work;
 
 pub use counters::Counters;
 pub use endpoint::{
-    AsyncEvent, Datagram, Endpoint, EndpointConfig, FastPathSend, Ident, LinkCapabilities, LinkPacket, Transmit,
+    AsyncEvent, AttachError, Datagram, Endpoint, EndpointConfig, FastPathSend, Ident, LinkCapabilities, LinkPacket,
+    MULTICAST_QPN, Transmit,
 };
 pub use gsi::{ReceivedMad, mad_of};
 pub use qpn::QpnBlock;
 pub use random::NumberKey;
-pub use srq::{SrqAttributes, SrqError, SrqInit};
+pub use srq::{SrqAttributes, SrqError, SrqInit, XrcSrq};
 pub use time::Instant;
 pub use types::{Gid, LKey, Mtu, Psn, Qpn, RKey};

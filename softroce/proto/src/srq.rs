@@ -7,7 +7,8 @@ use crate::AsyncEvent;
 use crate::memory::PdId;
 use crate::outbox::Outbox;
 use crate::qp::receive_queue::ReceiveQueue;
-use crate::work::{PostError, ReceiveRequest, SrqId};
+use crate::wire::XrcEth;
+use crate::work::{CqId, PostError, ReceiveRequest, SrqId, XrcDomain};
 
 /// Creation attributes of a shared receive queue (ibv_create_srq(3)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,6 +19,17 @@ pub struct SrqInit {
     pub max_wr: u32,
     /// Maximum SGEs per receive.
     pub max_sge: u32,
+    /// Of an XRC queue: for the XRC targets of its domain.
+    pub xrc: Option<XrcSrq>,
+}
+
+/// What an XRC shared receive queue has in addition (IBTA vol 1, annex A14).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct XrcSrq {
+    /// Its domain.
+    pub domain: XrcDomain,
+    /// CQ of its receives.
+    pub cq: CqId,
 }
 
 /// Attributes of a shared receive queue (ibv_query_srq(3)).
@@ -67,6 +79,11 @@ impl SharedQueue {
 
     pub(crate) fn holding_queue(&self) -> ReceiveQueue {
         ReceiveQueue::new(1, self.init.max_sge)
+    }
+
+    /// Whether a receive of it fits into a one-slot queue.
+    pub(crate) const fn fits(&self, holding: &ReceiveQueue) -> bool {
+        self.init.max_sge as usize <= holding.max_sge()
     }
 
     pub(crate) const fn attributes(&self) -> SrqAttributes {
@@ -128,6 +145,14 @@ impl SrqTable {
 
     pub(crate) fn get_mut(&mut self, id: SrqId) -> Option<&mut SharedQueue> {
         self.slots.get_mut(id.0 as usize)?.as_mut()
+    }
+
+    /// The XRC queue that a peer names, if it is of this domain.
+    pub(crate) fn find_xrc(&self, named: XrcEth, domain: XrcDomain) -> Option<(SrqId, &SharedQueue, CqId)> {
+        let id = SrqId(named.srq);
+        let srq = self.get(id)?;
+        let xrc = srq.init.xrc.filter(|xrc| xrc.domain == domain)?;
+        Some((id, srq, xrc.cq))
     }
 
     pub(crate) fn attach(&mut self, id: SrqId) -> Option<&SharedQueue> {

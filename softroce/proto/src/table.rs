@@ -91,8 +91,17 @@ impl QpTable {
         self.slots.get(index as usize)?.as_ref()
     }
 
+    pub(crate) fn find_mut(&mut self, qpn: Qpn) -> Option<(u32, &mut QueuePair)> {
+        let index = self.find(qpn)?;
+        self.get_mut(index).map(|qp| (index, qp))
+    }
+
     pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut QueuePair> {
         self.slots.get_mut(index as usize)?.as_mut()
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut QueuePair> {
+        self.slots.iter_mut().flatten()
     }
 
     /// The entry of a number; allocates a page for its block.
@@ -134,6 +143,7 @@ mod tests {
             signal_all: false,
             transport: Transport::Rc,
             srq: None,
+            xrc_domain: None,
             ack_before_requests: false,
         };
         table

@@ -149,6 +149,11 @@ impl Gid {
     /// The address of a peer with this GID, link-local or not, for a device with the address
     /// `local`. `None` for one of the other family, and one that is not unicast.
     pub fn to_peer(self, local: IpAddr) -> Option<IpAddr> {
+        self.to_destination(local).filter(|ip| !ip.is_multicast())
+    }
+
+    /// As [`to_peer`](Self::to_peer), but also the address of a multicast group.
+    pub fn to_destination(self, local: IpAddr) -> Option<IpAddr> {
         let ip = match (local, self.0) {
             (IpAddr::V4(_), [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x00, 0xdb, a, 0xff, 0xfe, b, c, d]) => [a, b, c, d].into(),
             (IpAddr::V6(local), [0xfe, 0x80, 0, 0, 0, 0, 0, 0, ..]) => {
@@ -157,7 +162,7 @@ impl Gid {
             }
             _ => self.to_ip(),
         };
-        let suits = ip.is_ipv4() == local.is_ipv4() && !ip.is_unspecified() && !ip.is_multicast();
+        let suits = ip.is_ipv4() == local.is_ipv4() && !ip.is_unspecified();
         suits.then_some(ip)
     }
 }

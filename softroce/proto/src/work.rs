@@ -2,6 +2,7 @@
 
 use crate::memory::{AtomicOp, Bind, Sge};
 use crate::qp::Path;
+use crate::wire::XrcEth;
 use crate::{Qpn, RKey};
 
 /// A completion queue, as numbered by the endpoint's owner.
@@ -11,6 +12,17 @@ pub struct CqId(pub u32);
 /// A shared receive queue of an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SrqId(pub(crate) u32);
+
+impl SrqId {
+    /// Its number, for the peers of an XRC domain.
+    pub const fn number(self) -> XrcEth {
+        XrcEth { srq: self.0 }
+    }
+}
+
+/// An XRC domain, as numbered by the endpoint's owner.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct XrcDomain(pub u32);
 
 /// The operation of a send request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -115,6 +127,15 @@ pub struct Destination {
     pub qpn: Qpn,
     /// The Q_Key; with the highest bit set, the sender's own is used (IBTA vol 1, 10.2.5).
     pub qkey: u32,
+}
+
+/// Where a request goes that is not to the connected queue pair's own receive queue and domain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Remote {
+    /// UD: any queue pair.
+    Datagram(Destination),
+    /// XRC: a shared receive queue, with its protection domain.
+    Srq(XrcEth),
 }
 
 /// A receive-queue work request.

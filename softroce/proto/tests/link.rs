@@ -32,3 +32,5 @@ mod uc;
 mod ud;
 #[path = "windows.rs"]
 mod windows;
+#[path = "xrc.rs"]
+mod xrc;

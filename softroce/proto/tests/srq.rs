@@ -17,6 +17,7 @@ const SRQ: SrqInit = SrqInit {
     pd: PD,
     max_wr: 8,
     max_sge: 2,
+    xrc: None,
 };
 
 fn setup(transport: Transport) -> Setup {

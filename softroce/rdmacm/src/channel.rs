@@ -41,14 +41,15 @@ pub(crate) struct EventInfo {
     pub(crate) child: Option<UnownedId>,
 }
 
-/// The active member of the event's union. The private data is added when the event is taken.
+/// The active member of the event's union. Private data is added when the event is taken.
 pub(crate) enum Param {
     None,
     Conn(rdma_conn_param),
     Ud(rdma_ud_param),
 }
 
-// SAFETY: pointers to private data are null until the event is taken; the rest may be sent.
+// SAFETY: until the event is taken a pointer to private data is null, or the context of a join,
+// which is the application's and not followed here; the rest may be sent.
 unsafe impl Send for Param {}
 
 impl EventInfo {
@@ -152,6 +153,7 @@ fn into_event(to: Arc<Shared>, info: EventInfo) -> *mut rdma_cm_event {
                 ..conn
             };
         }
+        Param::Ud(ud) if len == 0 => event.base.param.ud = ud,
         Param::Ud(ud) => {
             event.base.param.ud = rdma_ud_param {
                 private_data: data,

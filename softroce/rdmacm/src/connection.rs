@@ -18,8 +18,8 @@ use doorbell_roce_proto::{Psn, Qpn};
 use doorbell_softroce::capacity;
 use doorbell_verbs_sys::rdmacm::{
     RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_RESPONSE,
-    RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED, RDMA_MAX_INIT_DEPTH, RDMA_UDP_QKEY, rdma_cm_id, rdma_conn_param,
-    rdma_port_space,
+    RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_CM_EVENT_REJECTED, RDMA_MAX_INIT_DEPTH,
+    RDMA_UDP_QKEY, rdma_cm_id, rdma_conn_param, rdma_port_space,
 };
 use doorbell_verbs_sys::{IBV_EVENT_COMM_EST, IBV_QPT_UC, IBV_QPT_UD, ibv_event_type};
 
@@ -27,7 +27,7 @@ use crate::channel::EventInfo;
 use crate::devices::{OpenDevice, for_wildcard};
 use crate::errno::{self, Errno};
 use crate::id::{Phase, Shared, State, UnownedId, complete, shared};
-use crate::{dispatch, queue_pair, route};
+use crate::{dispatch, multicast, queue_pair, route};
 
 #[derive(Default)]
 pub(crate) struct CmLink {
@@ -445,6 +445,7 @@ pub(crate) fn apply_event(shared: &Arc<Shared>, info: &mut EventInfo) {
             // nothing to flush.
             let _ = unsafe { queue_pair::fail(id) };
         }
+        RDMA_CM_EVENT_MULTICAST_JOIN => multicast::attach(shared, info),
         _ => {}
     }
 }

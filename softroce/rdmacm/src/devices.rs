@@ -72,13 +72,13 @@ static OPENED: Mutex<&'static [OpenDevice]> = Mutex::new(&[]);
 /// The process that opened the devices: a child of fork(2) has none of its connections.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// All devices that could be opened.
+/// All devices that could be opened; by a child of fork(2) again.
 ///
 /// # Errors
 /// `ENODEV` when there is none; the next call tries again.
 pub(crate) fn all() -> Result<&'static [OpenDevice], Errno> {
     let mut opened = OPENED.lock();
-    if opened.is_empty() {
+    if opened.is_empty() || opened.iter().any(|device| !device.device.host().is_ours()) {
         let found: &'static [OpenDevice] = Box::leak(open_all().into_boxed_slice());
         for device in found {
             dispatch::start_thread(device).map_err(|error| errno::of(&error))?;

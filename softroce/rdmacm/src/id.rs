@@ -25,6 +25,7 @@ use crate::connection::CmLink;
 use crate::devices::{OpenDevice, PORT};
 use crate::endpoint::PassiveQpInit;
 use crate::errno::{self, Errno};
+use crate::multicast::Membership;
 use crate::ports::PortBinding;
 use crate::{address, connection, route};
 
@@ -96,6 +97,7 @@ pub(crate) struct State {
     pub(crate) binding: Option<PortBinding>,
     pub(crate) opened: Option<&'static OpenDevice>,
     pub(crate) link: CmLink,
+    pub(crate) groups: Vec<Membership>,
     /// For queue pairs of its requests that the library creates (rdma_create_ep(3)).
     pub(crate) passive: Option<PassiveQpInit>,
     ece: ibv_ece,
@@ -218,6 +220,7 @@ impl UnownedId {
             binding: None,
             opened: None,
             link: CmLink::default(),
+            groups: Vec::new(),
             passive: None,
             ece: ibv_ece {
                 vendor_id: 0,

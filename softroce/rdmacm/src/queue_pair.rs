@@ -12,10 +12,10 @@ use doorbell_verbs_sys::inline::verbs_get_ctx;
 use doorbell_verbs_sys::rdmacm::{RDMA_UDP_QKEY, rdma_cm_id};
 use doorbell_verbs_sys::*;
 
-use crate::connection;
 use crate::devices::{OpenDevice, PORT, of_context};
 use crate::errno::{self, Errno};
 use crate::id::shared;
+use crate::{connection, multicast};
 
 /// Minimum inline capacity in bytes, as of other adapters' smallest request: programs rely on it.
 const INLINE: u32 = 64;
@@ -190,6 +190,9 @@ pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
         let qp = ptr::replace(&raw mut (*id).qp, ptr::null_mut());
         if qp.is_null() {
             return;
+        }
+        if let Ok(shared) = shared(id) {
+            multicast::detach_all(&shared, qp);
         }
         (api().destroy_qp)(qp);
         destroy_cqs(id);

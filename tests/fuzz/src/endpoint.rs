@@ -89,6 +89,7 @@ fn init(transport: Transport, srq: Option<SrqId>) -> QpInit {
         max_inline: 64,
         signal_all: false,
         srq,
+        xrc_domain: None,
         ack_before_requests: false,
     }
 }
@@ -186,6 +187,7 @@ impl World {
             pd: PD,
             max_wr: 8,
             max_sge: 3,
+            xrc: None,
         });
         let mut world = Self {
             endpoint,

@@ -8,6 +8,8 @@ use doorbell_verbs_sys::{IBV_WC_REM_ACCESS_ERR, IBV_WC_SUCCESS};
 
 use crate::Options;
 use crate::end::{DEPTH, End, EndpointInfo, Op, Part};
+use crate::full_queue::FullQueue;
+use crate::memory;
 use crate::remote::RemoteEnd;
 
 /// Guard bytes around the written range, which must not change.
@@ -141,7 +143,7 @@ pub(crate) fn run(options: &Options, address: IpAddr) -> Result<bool> {
 type Check = fn(&Options, IpAddr, bool) -> Result<Option<String>>;
 
 /// Each with its name for `--only`.
-pub(crate) const PARTS: [(&str, &str, Check); 10] = [
+pub(crate) const PARTS: [(&str, &str, Check); 11] = [
     ("mixes", "every mix", mixes),
     ("lists", "scattered and gathered", lists),
     ("inline", "what is inline", inline),
@@ -150,6 +152,7 @@ pub(crate) const PARTS: [(&str, &str, Check); 10] = [
     ("raw", "a READ of what is being written", read_after_write),
     ("key", "a wrong key is refused", refused),
     ("atomic", "an atomic is refused", atomic),
+    ("full", "while a launch waits for space in a full queue", full),
     ("deregister", "a region that goes", deregistered),
     ("kill", "a remote end that is killed", killed),
 ];
@@ -193,6 +196,38 @@ fn mixes(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>
         }
     }
     Ok(Some(format!(", {count} exchanges")))
+}
+
+/// The copies of this end while a call of the program waits for space in the queue of a stream that
+/// waits, which holds the lock of its context.
+fn full(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>> {
+    const LEN: usize = 1 << 20;
+    if memory::is_copied_in_the_programs_context() {
+        return Ok(None);
+    }
+    let mut pair = Pair::new(options, address, two, 2 << 20)?;
+    let gpu = pair.local.regions.len() - 1;
+    let part = Part {
+        region: gpu,
+        at: 4096,
+        len: LEN,
+    };
+    // Imports are not made while a launch waits: what they need of the driver may wait for it.
+    pair.exchange(Op::Read, part, part, false)?;
+    let (here, there) = (pair.seed(), pair.seed());
+    pair.local.regions[gpu].memory.fill(part.at, part.len, here)?;
+    pair.remote.fill(part, there)?;
+    let Some(queue) = FullQueue::start(options.gpus - 1)? else {
+        return Ok(None);
+    };
+    let since = Instant::now();
+    pair.local.post(Op::Read, &[part], pair.to(part), false)?;
+    pair.local.done()?;
+    let took = since.elapsed();
+    ensure!(queue.release()?, "the copy waited for the launch");
+    let differs = pair.local.regions[gpu].memory.differs(part.at, part.len, there)?;
+    ensure!(differs.is_none(), "byte {} is wrong", differs.unwrap_or(0));
+    Ok(Some(format!(", {LEN} bytes in {} us", took.as_micros())))
 }
 
 fn lists(options: &Options, address: IpAddr, two: bool) -> Result<Option<String>> {

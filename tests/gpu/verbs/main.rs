@@ -5,6 +5,7 @@
 mod bench;
 mod check;
 mod end;
+mod full_queue;
 mod memory;
 mod remote;
 
@@ -27,7 +28,7 @@ Options:
       --quick              few sizes, 4 MiB at most, few iterations
       --one-process        check: both ends in one process only
       --two-processes      check: the remote end in a process of its own only
-      --only PART          check: mixes, lists, inline, order, over, raw, key, atomic, deregister or kill alone
+      --only PART          check: mixes, lists, inline, order, over, raw, key, atomic, full, deregister or kill alone
   -h, --help               show this
 
 DOORBELL_LINK=udp sends everything over UDP. GPU_VERBS_MEMORY=older allocates GPU memory by cuMemAlloc, like PyTorch, which is shared by IPC handle.

@@ -13,6 +13,11 @@ use doorbell_tests::gpu::foreign;
 
 /// Selects the allocation of GPU memory: `older` is `cuMemAlloc`. Child processes inherit it.
 const KIND: &str = "GPU_VERBS_MEMORY";
+
+pub(crate) fn is_copied_in_the_programs_context() -> bool {
+    std::env::var(KIND).as_deref() == Ok("older") || std::env::var("DOORBELL_GPU_CONTEXT").as_deref() != Ok("separate")
+}
+
 /// Bytes that a thread processes at a time, and the size of its staging buffer.
 const STAGE: usize = 4 << 20;
 /// The maximum number of threads: their work is memory-bound.

@@ -229,6 +229,7 @@ fn generate_faults(rng: &mut Rng) -> FaultConfig {
         corrupt,
         delay,
         seed: rng.u64(..),
+        ..FaultConfig::default()
     }
 }
 

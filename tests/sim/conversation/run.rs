@@ -330,6 +330,7 @@ impl<'a> RunningEnd<'a> {
             max_inline: end.max_inline,
             signal_all: end.signal_all,
             srq: None,
+            xrc_domain: None,
             ack_before_requests: false,
         });
         Self {

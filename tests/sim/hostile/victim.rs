@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use doorbell_roce_proto::icrc::{self, Flow};
 use doorbell_roce_proto::memory::{PdId, Sge};
 use doorbell_roce_proto::qp::{Modify, Path, QpInit, RemoteAccess, State};
-use doorbell_roce_proto::wire::{self, Bth, Extension, Opcode, Transport, UDP_PORT};
+use doorbell_roce_proto::wire::{self, Bth, Extension, Opcode, Transport, UDP_PORT, XrcEth};
 use doorbell_roce_proto::work::{Completion, CqId, ReceiveRequest};
 use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, Mtu, Psn, Qpn, RKey};
 
@@ -47,6 +47,7 @@ pub(super) fn init(pd: PdId) -> QpInit {
         max_inline: 64,
         signal_all: true,
         srq: None,
+        xrc_domain: None,
         ack_before_requests: false,
     }
 }
@@ -183,6 +184,7 @@ pub(super) fn packet(opcode: Opcode, qpn: Qpn, psn: Psn, extension: &Extension, 
     let mut bytes = vec![0; wire::packet_len(opcode, payload.len())];
     let bth = Bth {
         ack_req: true,
+        xrc: opcode.has_xrc_eth().then_some(XrcEth { srq: 0 }),
         ..Bth::new(opcode, qpn, psn)
     };
     let start = wire::write(&mut bytes, &bth, extension, payload.len()).expect("the opcode has these headers");

@@ -63,6 +63,8 @@ table! {
 
         fn primary_ctx_retain = "cuDevicePrimaryCtxRetain"(context: *mut RawContext, device: RawDevice);
         fn primary_ctx_release = "cuDevicePrimaryCtxRelease_v2"(device: RawDevice);
+        fn ctx_create = "cuCtxCreate_v2"(context: *mut RawContext, flags: c_uint, device: RawDevice);
+        fn ctx_destroy = "cuCtxDestroy_v2"(context: RawContext);
         fn ctx_get_current = "cuCtxGetCurrent"(context: *mut RawContext);
         fn ctx_push_current = "cuCtxPushCurrent_v2"(context: RawContext);
         fn ctx_pop_current = "cuCtxPopCurrent_v2"(context: *mut RawContext);

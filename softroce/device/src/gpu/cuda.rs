@@ -3,6 +3,7 @@
 
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
+use std::slice;
 use std::sync::Arc;
 
 pub(crate) use doorbell_cuda::FreesDeferred;
@@ -12,6 +13,8 @@ use doorbell_cuda::{
 };
 use parking_lot::Mutex;
 
+pub(crate) use super::contexts::separate_contexts;
+use super::contexts::{self, context, is_primary_of};
 use super::copies::CopyOp;
 use super::small::{Block, SmallCopyDevice, SmallCopyDevices, start_small_copies};
 use super::udp_staging::{StagedWrite, UdpPinned};
@@ -51,28 +54,6 @@ enum Backing {
     Imported(DeviceMemory),
 }
 
-/// The contexts of devices with registered memory, in order of first use. Held for good, as the
-/// program has them anyway.
-static USED: Mutex<Vec<Context>> = Mutex::new(Vec::new());
-
-fn context(driver: Driver, ordinal: usize) -> Result<Context, Error> {
-    let mut used = USED.lock();
-    if let Some(context) = used.iter().find(|context| context.device().ordinal() == ordinal) {
-        return Ok(context.clone());
-    }
-    let context = driver.device(ordinal)?.context()?;
-    for other in used.iter() {
-        // Without peer access the driver stages through the host.
-        for (one, other) in [(&context, other), (other, &context)] {
-            if let Err(error) = one.enable_peer_access(other) {
-                tracing::debug!("{error}");
-            }
-        }
-    }
-    used.push(context.clone());
-    Ok(context)
-}
-
 /// Whether CUDA is installed. Loads the driver.
 pub(crate) fn is_possible() -> bool {
     Driver::load().is_ok()
@@ -93,8 +74,13 @@ pub(crate) fn find(addr: u64, len: usize) -> Result<Located, NoMemory> {
         Some((MemoryType::Managed, _)) => return Err(NoMemory::Managed),
         Some((MemoryType::Device, ordinal)) => ordinal,
     };
-    let context = context(driver, ordinal)?;
-    let info = context.pointer_info(address)?.ok_or(NoMemory::Unknown)?;
+    let primary = context(driver, ordinal, true)?;
+    let info = primary.pointer_info(address)?.ok_or(NoMemory::Unknown)?;
+    let context = if is_primary_of(info.is_mapped) {
+        primary
+    } else {
+        context(driver, ordinal, false)?
+    };
     let around = info.allocation.filter(|(base, size)| {
         let offset = addr.wrapping_sub(base.0);
         offset.checked_add(len as u64).is_some_and(|end| end <= *size as u64)
@@ -166,11 +152,15 @@ impl Memory {
     /// Imports another process's memory for copies on `device`, or on the first with registered
     /// memory; `None` where there is none.
     pub(crate) fn import(handle: &Handle, len: usize, device: Option<usize>) -> Result<Option<Self>, DriverError> {
-        let used = USED.lock().clone();
-        let wanted = |context: &&Context| device.is_none_or(|device| context.device().ordinal() == device);
-        let Some(context) = used.iter().find(wanted) else {
+        let Some(first) = contexts::first() else {
             return Ok(None);
         };
+        let ordinal = device.unwrap_or(first.ordinal());
+        let context = &context(
+            first.driver(),
+            ordinal,
+            is_primary_of(matches!(handle, Handle::Descriptor(_))),
+        )?;
         let (backing, is_mapped) = match handle {
             Handle::Descriptor(fd) => (Backing::Imported(DeviceMemory::import(context, fd.as_fd(), len)?), true),
             Handle::Ipc(bytes) => {
@@ -278,6 +268,9 @@ impl PreparedDevice {
 }
 
 const STAGE: usize = 256 << 10;
+
+/// The most bytes that are written word by word, which takes as long as a tenth of a turn.
+const MAX_WRITTEN: usize = 1024;
 
 /// Pinned memory for synchronous copies.
 struct Stage {
@@ -493,6 +486,19 @@ impl Engine {
     }
 
     pub(crate) fn copy_up(&mut self, into: (&Memory, usize), at: usize, len: usize) -> Result<(), DriverError> {
+        let (memory, offset) = into;
+        let in_words = [memory.address() as usize + offset, len]
+            .iter()
+            .all(|at| at.is_multiple_of(4));
+        if len <= MAX_WRITTEN && in_words && self.small.wait_for_turns(memory) {
+            self.ring(memory)?;
+            let Some(ring) = self.ring.clone() else { return Ok(()) };
+            let from = ring.span(at..at.saturating_add(len))?;
+            // SAFETY: the span lies in the ring, where the source was written, and nothing else is
+            // until it has been copied.
+            let bytes = unsafe { slice::from_raw_parts(ring.as_ptr().add(at), from.len()) };
+            return self.stream(memory)?.write_words(memory.span(offset, len)?, bytes);
+        }
         self.by_ring(into, at, len, |stream, device, ring| stream.copy(device, ring))
     }
 

@@ -14,6 +14,8 @@
 
 #[cfg(feature = "cuda")]
 mod claim;
+#[cfg(feature = "cuda")]
+mod contexts;
 mod copies;
 pub(crate) mod deferred;
 mod pins;
@@ -40,7 +42,7 @@ use crate::links::shm_ring::segment::{self, SegmentId};
 
 pub(crate) use copies::{Copies, CopyOwner, CopyRequest, StagedCopy, Target};
 use cuda::NoMemory;
-pub(crate) use cuda::{FreesDeferred, Memory, PreparedDevice, is_possible};
+pub(crate) use cuda::{FreesDeferred, Memory, PreparedDevice, is_possible, separate_contexts};
 pub(crate) use pins::Bounds;
 pub(crate) use udp_staging::{UdpPinned, UdpStaging};
 

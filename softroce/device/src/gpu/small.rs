@@ -123,6 +123,12 @@ impl SmallCopyDevices {
         Ok(())
     }
 
+    /// Whether kernels, and short copies from the host, wait for the turn of the memory's context.
+    pub(super) fn wait_for_turns(&self, memory: &Memory) -> bool {
+        let block = self.0.iter().find(|(known, _)| known == memory.context());
+        block.is_some_and(|(_, block)| block.as_ref().is_some_and(|block| block.copies.waits_for_turns()))
+    }
+
     /// Cancels these copies if their kernel has not run for long. Returns the device index, if they
     /// were cancelled: copy engines must do them.
     pub(super) fn cancel(&mut self, marks: &[Mark]) -> Option<usize> {

@@ -128,7 +128,8 @@ impl Host {
         self.registry.name()
     }
 
-    pub(crate) fn is_ours(&self) -> bool {
+    /// Whether this process has joined, and is no child of fork(2) of the one that did.
+    pub fn is_ours(&self) -> bool {
         self.fork_generation == fork_generation()
     }
 

@@ -138,7 +138,7 @@ impl Pd {
     ) -> Result<Mr, RegisterError> {
         rights.check()?;
         let base = dm.locate(offset, len).map_err(|OutOfRange| RegisterError::Range)?;
-        if len == 0 || !Arc::ptr_eq(dm.device(), self.device()) {
+        if !Arc::ptr_eq(dm.device(), self.device()) {
             return Err(RegisterError::Range);
         }
         let region = Region::new(base, len as u64, 0, self.id(), rights);

@@ -46,6 +46,9 @@ pub struct Rights {
     pub remote_atomic: bool,
     /// IBV_ACCESS_MW_BIND: memory windows may be bound to it.
     pub bind: bool,
+    /// IBV_ACCESS_ON_DEMAND: pages are populated by the copies that need them, which are errors
+    /// where nothing is mapped.
+    pub on_demand: bool,
 }
 
 impl Rights {
@@ -132,11 +135,14 @@ impl HostRange {
         Ok(())
     }
 
-    /// Checks it and populates its pages. Returns GPU memory if the CPU cannot access the range;
-    /// only then is CUDA loaded.
+    /// Checks it and populates its pages, unless they are on demand. Returns GPU memory if the CPU
+    /// cannot access the range; only then is CUDA loaded.
     fn prepare(&self, rights: Rights) -> Result<Option<gpu::Range>, RegisterError> {
         self.check()?;
         fault::install();
+        if rights.on_demand {
+            return Ok(None);
+        }
         match pages::populate(self.addr.addr(), self.len, rights.local_write) {
             Ok(()) => Ok(None),
             Err(error) => match gpu::find(self.addr.addr() as u64, self.len) {
@@ -243,6 +249,12 @@ impl Pd {
     pub fn allows(&self, sge: &Sge, write: bool) -> bool {
         let memory = &mut self.device().shared().core.lock().memory;
         memory.check_local(self.id(), sge, write).is_ok()
+    }
+
+    /// Populates the pages of `sge`, which is [allowed](Self::allows); `false` where that fails.
+    pub fn populate(&self, sge: &Sge, write: bool) -> bool {
+        let found = self.device().shared().core.lock().memory.host_address(self.id(), sge);
+        found.is_none_or(|at| pages::populate(at.addr(), sge.len as usize, write).is_ok())
     }
 }
 

@@ -22,13 +22,14 @@ use crate::links::shm_ring::segment::{Segment, SegmentId};
 
 #[derive(Debug)]
 pub(crate) struct Region {
-    /// Null for a null region.
     base: *mut u8,
     len: u64,
     iova: u64,
     pd: PdId,
     rights: Rights,
     windows: usize,
+    /// No memory (ibv_alloc_null_mr(3)).
+    is_null: bool,
     /// Peers may map all of it.
     segment: Option<Arc<Segment>>,
     /// GPU memory: `base` is then a device address, and no pointer.
@@ -58,6 +59,7 @@ impl Region {
             pd,
             rights,
             windows: 0,
+            is_null: false,
             segment: None,
             device: None,
         }
@@ -98,7 +100,7 @@ impl Region {
     fn location(&self, at: *mut u8) -> Location<'_> {
         match &self.device {
             Some(range) => Location::Device(range, at.addr() - self.base.addr()),
-            None if self.base.is_null() => Location::Null,
+            None if self.is_null => Location::Null,
             None => Location::Host(at),
         }
     }
@@ -109,7 +111,10 @@ impl Region {
             local_write: true,
             ..Rights::default()
         };
-        Self::new(ptr::null_mut(), u64::MAX, 0, pd, rights)
+        Self {
+            is_null: true,
+            ..Self::new(ptr::null_mut(), u64::MAX, 0, pd, rights)
+        }
     }
 
     fn locate(&self, addr: u64, len: u64) -> Result<*mut u8, AccessError> {
@@ -283,6 +288,14 @@ impl Table {
             return Err(AccessError);
         }
         Ok(region.location(region.locate(addr, len as u64)?))
+    }
+
+    /// The CPU's memory that an element names, if that is what it names.
+    pub(super) fn host_address(&self, pd: PdId, sge: &Sge) -> Option<*mut u8> {
+        match self.local(pd, sge.lkey, sge.addr, sge.len as usize, false) {
+            Ok(Location::Host(at)) => Some(at),
+            _ => None,
+        }
     }
 
     fn remote(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use doorbell_roce_proto::memory::PdId;
 use doorbell_roce_proto::qp::QpInit;
-use doorbell_roce_proto::work::{CqId, SrqId};
+use doorbell_roce_proto::work::{CqId, SrqId, XrcDomain};
 use doorbell_roce_proto::{Instant, Qpn, SrqInit};
 
 use super::Core;
@@ -25,6 +25,7 @@ pub(crate) struct Objects {
     pub(crate) listeners: Vec<Arc<EventQueue<Event>>>,
     pds: usize,
     next_pd: u32,
+    next_xrc_domain: u32,
     /// Bytes allocated.
     device_memory: usize,
 }
@@ -38,6 +39,12 @@ impl Objects {
         self.next_pd = self.next_pd.checked_add(1)?;
         self.pds += 1;
         Some(PdId(self.next_pd))
+    }
+
+    /// Identifiers are not reused until all 2^32 were.
+    pub(crate) fn next_xrc_domain(&mut self) -> XrcDomain {
+        self.next_xrc_domain = self.next_xrc_domain.wrapping_add(1);
+        XrcDomain(self.next_xrc_domain)
     }
 
     pub(crate) fn remove_pd(&mut self) {

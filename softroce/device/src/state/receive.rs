@@ -2,7 +2,7 @@
 
 use doorbell_roce_proto::qp::LinkId;
 use doorbell_roce_proto::wire::{Bth, Opcode};
-use doorbell_roce_proto::{Datagram, Endpoint, Ident, Instant, LinkPacket, Qpn};
+use doorbell_roce_proto::{Datagram, Endpoint, Ident, Instant, LinkPacket, MULTICAST_QPN, Qpn};
 
 use super::Core;
 use super::demux::Owner;
@@ -22,18 +22,30 @@ fn handle_datagram(
     memory.begin_write_behind();
     let before = memory.staged_write_count();
     endpoint.handle_datagram(now, datagram, memory);
-    if memory.staged_write_count() != before
-        && let Some(qpn) = Bth::dest_qp_of(datagram.payload)
-        && !writers.contains(&qpn)
-    {
-        writers.push(qpn);
+    if memory.staged_write_count() == before {
+        return;
+    }
+    let mut add = |qpn| {
+        if !writers.contains(&qpn) {
+            writers.push(qpn);
+        }
+    };
+    match Bth::dest_qp_of(datagram.payload) {
+        Some(MULTICAST_QPN) => endpoint.attached_to(datagram.dst).for_each(add),
+        Some(qpn) => add(qpn),
+        None => {}
     }
 }
 
 impl Core {
     /// Demultiplexes a datagram of the UDP link.
     pub(crate) fn receive(&mut self, now: Instant, datagram: &udp::Datagram<'_>) {
-        let (owner, from) = (self.demux.owner(datagram.bytes), Forwarded::of(datagram));
+        let from = Forwarded::of(datagram);
+        let owner = match datagram.dst.ip().is_multicast() {
+            // Every process with a queue pair in the group has a socket of its own.
+            true => Owner::Unknown,
+            false => self.demux.owner(datagram.bytes),
+        };
         match owner {
             Owner::Member(owner) if owner != self.demux.host.me() => {
                 return self.rings.forward(owner, &from, datagram.bytes);

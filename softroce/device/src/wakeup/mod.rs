@@ -36,6 +36,7 @@ pub(crate) struct Sources<'a> {
     /// Readable, or writable while [`Reasons::UDP_BLOCKED`] is published.
     pub(crate) socket: BorrowedFd<'a>,
     pub(crate) taken_over: Option<BorrowedFd<'a>>,
+    pub(crate) multicast: Option<BorrowedFd<'a>>,
     pub(crate) port: Option<BorrowedFd<'a>>,
     pub(crate) members: Option<BorrowedFd<'a>>,
 }
@@ -166,6 +167,7 @@ impl Sleep<'_> {
             readable(sources.taken_over),
             readable(sources.port),
             readable(sources.members),
+            readable(sources.multicast),
         ];
         self.wakeup.poll(&mut files, timeout)?;
         let is_ready = |index: usize, file: Option<_>| file.is_some() && files[index].any() == Some(true);

@@ -10,6 +10,7 @@ fn sources(socket: &UdpSocket) -> Sources<'_> {
     Sources {
         socket: socket.as_fd(),
         taken_over: None,
+        multicast: None,
         port: None,
         members: None,
     }

@@ -268,10 +268,8 @@ impl Side {
         let mut attr = rtr_attr(setup, gid, qpn, psns.1);
         let (rtr, rts) = match setup.qp_type {
             IBV_QPT_RC => (RTR_MASK, RTS_MASK),
-            IBV_QPT_UC => (
-                RTR_MASK & !(IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER),
-                IBV_QP_STATE | IBV_QP_SQ_PSN,
-            ),
+            IBV_QPT_XRC_SEND => (RTR_MASK & !OF_RESPONDERS, RTS_MASK),
+            IBV_QPT_UC => (RTR_MASK & !OF_RESPONDERS, IBV_QP_STATE | IBV_QP_SQ_PSN),
             _ => (IBV_QP_STATE, IBV_QP_STATE | IBV_QP_SQ_PSN),
         };
         assert_eq!(self.modify(&mut attr, rtr), 0);
@@ -400,6 +398,8 @@ pub(crate) const RTR_MASK: u32 = IBV_QP_STATE
     | IBV_QP_RQ_PSN
     | IBV_QP_MAX_DEST_RD_ATOMIC
     | IBV_QP_MIN_RNR_TIMER;
+
+const OF_RESPONDERS: u32 = IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
 
 pub(crate) const RTS_MASK: u32 =
     IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;

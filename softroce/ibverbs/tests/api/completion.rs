@@ -120,6 +120,32 @@ fn cq_overrun() {
     assert!(unsafe { inline::poll_cq(a.cq, 1, wc.as_mut_ptr()) } < 0);
 }
 
+/// As with adapters: its number's next completions are of its next life.
+#[test]
+fn a_reset_queue_pair_has_no_completions() {
+    crate::setup();
+    let setup = Setup::default();
+    let (a, b) = pair(("soft0", "soft1"), &setup);
+    for id in 0..3 {
+        assert_eq!(a.receive(id, &mut [a.sge(0, 8)]), 0);
+    }
+    for (state, left) in [(IBV_QPS_ERR, 1), (IBV_QPS_RESET, 0)] {
+        let mut to = attr();
+        to.qp_state = state;
+        assert_eq!(a.modify(&mut to, IBV_QP_STATE), 0);
+        // Of those flushed one is taken.
+        assert_eq!(a.poll().into_iter().count(), left);
+    }
+    let mut reset = attr();
+    reset.qp_state = IBV_QPS_RESET;
+    assert_eq!(b.modify(&mut reset, IBV_QP_STATE), 0);
+    connect(&a, &b, &setup);
+    assert_eq!(a.receive(7, &mut [a.sge(0, 8)]), 0);
+    assert_eq!(b.post(request(8, IBV_WR_SEND), &mut [b.sge(0, 8)]), 0);
+    a.done(7);
+    b.done(8);
+}
+
 fn modify_cq(cq: *mut ibv_cq, attr_mask: u32, cq_count: u16, cq_period: u16) -> i32 {
     let moderate = ibv_moderate_cq { cq_count, cq_period };
     let mut attr = ibv_modify_cq_attr { attr_mask, moderate };

@@ -2,17 +2,23 @@
 
 pub(crate) mod common;
 mod completion;
+mod domains;
 mod extended_cq;
 mod faults;
 mod gids;
+mod import;
 mod memory;
+mod multicast;
 mod objects;
+mod on_demand;
 mod operations;
+mod outage;
 mod passive;
 mod shared;
 mod unreliable;
 mod windows;
 mod wr;
+mod xrc;
 
 use common::*;
 use doorbell_softroce_ibverbs::DeviceConfig;
@@ -26,6 +32,12 @@ pub(crate) fn setup() {
             config.faults = format!("drop=0.03,duplicate=0.03,reorder=0.03,corrupt=0.03,seed={seed}")
                 .parse()
                 .unwrap();
+            config
+        };
+        // Times count from the opening of the device.
+        let down = |name: &str, last: u8, time: &str| {
+            let mut config = device(name, last);
+            config.faults = format!("down={time}").parse().unwrap();
             config
         };
         let mut captured = device("captured", 5);
@@ -48,6 +60,9 @@ pub(crate) fn setup() {
             device("guest", 7),
             device("leaving", 8),
             device("staying", 8),
+            down("cut", 9, "500ms"),
+            down("flapping", 10, "500ms+1s"),
+            device("uncut", 11),
         ]
     });
 }

@@ -182,6 +182,9 @@ fn sizes_types_and_what_keeps_it() {
         init.pd = side.pd;
         init.srq_type = IBV_SRQT_XRC;
         assert!(create_ex(side.context, &mut init).is_null());
+        assert_eq!(errno(), libc::EINVAL, "no XRC domain");
+        init.srq_type = IBV_SRQT_TM;
+        assert!(create_ex(side.context, &mut init).is_null());
         assert_eq!(errno(), libc::EOPNOTSUPP);
         init.srq_type = IBV_SRQT_BASIC;
         let srq = create_ex(side.context, &mut init);

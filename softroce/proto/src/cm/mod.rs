@@ -221,7 +221,7 @@ impl Cm {
         let transport = match request.transport {
             Transport::Rc => RC,
             Transport::Uc => UC,
-            Transport::Ud => return Err(CmError::Transport),
+            Transport::Ud | Transport::Xrc => return Err(CmError::Transport),
         };
         let peer = request.peer.to_canonical();
         let id = self.new_id(false)?;

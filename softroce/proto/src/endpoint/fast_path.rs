@@ -7,7 +7,7 @@
 use core::time::Duration;
 
 use crate::direct::{DirectMemory, DirectTarget};
-use crate::endpoint::{Endpoint, LinkPacket, find};
+use crate::endpoint::{Endpoint, LinkPacket};
 use crate::memory::Memory;
 use crate::qp::LinkId;
 use crate::wire::{self, Opcode};
@@ -33,7 +33,7 @@ impl Endpoint {
     /// it out, by `direct`, and completes it. False, with nothing changed, for any other request.
     #[inline(always)]
     pub fn post_send_direct<D: DirectMemory>(&mut self, qpn: Qpn, request: &SendRequest<'_>, direct: &mut D) -> bool {
-        let Some((_, qp)) = find(&mut self.qps, qpn) else {
+        let Some((_, qp)) = self.qps.find_mut(qpn) else {
             return false;
         };
         let done = qp.post_send_direct(request, direct, &mut self.out);
@@ -66,7 +66,7 @@ impl Endpoint {
         buf: &mut [u8],
     ) -> Option<FastPathSend> {
         let others = self.gsi.has_more() || self.full_links.has_any();
-        let (index, qp) = find(&mut self.qps, qpn)?;
+        let (index, qp) = self.qps.find_mut(qpn)?;
         let ahead = self.active.queue.front();
         if others || self.active.queue.len() > 1 || ahead.is_some_and(|&ahead| ahead != index) {
             return None;
@@ -90,7 +90,7 @@ impl Endpoint {
         let Some((bth, reth)) = wire::parse_write_only(headers) else {
             return false;
         };
-        let Some((index, qp)) = find(&mut self.qps, bth.dest_qp) else {
+        let Some((index, qp)) = self.qps.find_mut(bth.dest_qp) else {
             return false;
         };
         if !qp.handle_write_fast(packet.link, &bth, &reth, packet.len, memory) {

@@ -6,7 +6,7 @@ use core::time::Duration;
 use crate::memory::PdId;
 use crate::wire::HOP_LIMIT;
 use crate::wire::Transport;
-use crate::work::{CqId, SrqId};
+use crate::work::{CqId, SrqId, XrcDomain};
 use crate::{Mtu, Psn, Qpn};
 
 /// The state of a queue pair, by the codes of `enum ibv_qp_state`.
@@ -30,6 +30,7 @@ pub enum State {
 }
 
 /// Creation attributes of a queue pair; all sizes are fixed for its life.
+// fields: the attributes of ibv_create_qp_ex(3).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QpInit {
     /// Its protection domain.
@@ -54,6 +55,9 @@ pub struct QpInit {
     pub transport: Transport,
     /// Its shared receive queue; `max_recv_wr` and `max_recv_sge` are ignored then.
     pub srq: Option<SrqId>,
+    /// Of an XRC target: its domain, whose queues it takes receives from in place of its own; it
+    /// sends nothing. An XRC queue pair without one is an initiator: it receives nothing.
+    pub xrc_domain: Option<XrcDomain>,
     /// Over UDP, send a pending ACK before requests posted after it, as an adapter does; otherwise
     /// behind them, as both then leave in one GSO run.
     pub ack_before_requests: bool,

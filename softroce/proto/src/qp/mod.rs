@@ -11,6 +11,7 @@ mod send_queue;
 mod sges;
 mod transitions;
 mod unreliable;
+mod xrc;
 
 use core::net::IpAddr;
 
@@ -27,9 +28,9 @@ use crate::qp::peer_port::{PeerPort, Progress};
 use crate::qp::requester::Requester;
 use crate::qp::responder::{FatalNak, Responder};
 use crate::srq::SharedQueue;
-use crate::wire::{Nak, Transport};
-use crate::work::{Operation, PostError, ReceiveRequest, SendRequest, SrqId, Status};
-use crate::{AsyncEvent, Datagram, EndpointConfig, Instant, LinkCapabilities, Mtu, Qpn};
+use crate::wire::{Bth, Nak, Opcode, Transport};
+use crate::work::{PostError, ReceiveRequest, SendRequest, SrqId, Status};
+use crate::{AsyncEvent, Datagram, EndpointConfig, Instant, LinkCapabilities, Mtu, Psn, Qpn};
 
 /// Maximum message length: 2^31 bytes (IBTA vol 1, 9.7.8: maximum message size).
 const MAX_MESSAGE: u32 = 1 << 31;
@@ -37,6 +38,7 @@ const MAX_MESSAGE: u32 = 1 << 31;
 /// Connection attributes that both requester and responder use.
 #[derive(Clone, Copy, Debug)]
 struct Connection {
+    transport: Transport,
     pd: PdId,
     qpn: Qpn,
     peer: Qpn,
@@ -55,6 +57,15 @@ impl Connection {
             pd: self.pd,
             qpn: self.qpn,
         }
+    }
+
+    /// A header to the peer of a packet that has this opcode over RC.
+    fn bth(&self, opcode: Opcode, psn: Psn) -> Bth {
+        let opcode = match self.transport {
+            Transport::Rc => opcode,
+            other => opcode.over(other).unwrap_or(opcode),
+        };
+        Bth::new(opcode, self.peer, psn)
     }
 
     /// Number of packets of a message: at least one (IBTA vol 1, 9.4.1).
@@ -99,13 +110,14 @@ impl QueuePair {
         // UD uses the port's MTU; the others are configured by modify.
         let mtu = match init.transport {
             Transport::Ud => config.mtu,
-            Transport::Rc | Transport::Uc => Mtu::Mtu256,
+            Transport::Rc | Transport::Uc | Transport::Xrc => Mtu::Mtu256,
         };
         Self {
             init,
             state: State::Reset,
             set: Modify::default(),
             connection: Connection {
+                transport: init.transport,
                 pd: init.pd,
                 qpn,
                 peer: Qpn::new(0),
@@ -153,7 +165,7 @@ impl QueuePair {
     pub(crate) const fn path(&self) -> Option<&Path> {
         match self.init.transport {
             Transport::Ud => self.datagram_path.as_ref(),
-            Transport::Rc | Transport::Uc => self.set.path.as_ref(),
+            Transport::Rc | Transport::Uc | Transport::Xrc => self.set.path.as_ref(),
         }
     }
 
@@ -195,13 +207,13 @@ impl QueuePair {
     pub(crate) fn next_link(&self) -> Option<LinkId> {
         match self.init.transport {
             Transport::Ud => self.requester.next_destination().and_then(|to| to.path.link),
-            Transport::Rc | Transport::Uc => self.connection.link,
+            Transport::Rc | Transport::Uc | Transport::Xrc => self.connection.link,
         }
     }
 
     /// Whether memory that its packets reference may change as soon as they are written (UC, UD).
     pub(crate) fn is_unreliable(&self) -> bool {
-        self.init.transport != Transport::Rc
+        !self.init.transport.is_reliable()
     }
 
     pub(crate) const fn ack_before_requests(&self) -> bool {
@@ -221,7 +233,7 @@ impl QueuePair {
     }
 
     pub(crate) fn modify(&mut self, now: Instant, modify: &Modify, out: &mut Outbox) -> Result<(), ModifyError> {
-        let (from, to) = (self.state, modify.target(self.init.transport, self.state)?);
+        let (from, to) = (self.state, modify.target(&self.init, self.state)?);
         match to {
             State::Reset => {
                 self.reset(out);
@@ -332,7 +344,7 @@ impl QueuePair {
         if self.state < State::Rts {
             return Err(PostError::State);
         }
-        if !self.offers(&request.operation) {
+        if !self.offers(&request.operation, false) {
             return Err(PostError::Invalid);
         }
         self.requester.post(request)?;
@@ -343,23 +355,18 @@ impl QueuePair {
     }
 
     /// See [`Endpoint::check_send`](crate::Endpoint::check_send).
-    pub(crate) fn check_post(&self, request: &SendRequest<'_>, datagram: bool, ahead: u32) -> Result<(), PostError> {
+    pub(crate) fn check_post(&self, request: &SendRequest<'_>, remote: bool, ahead: u32) -> Result<(), PostError> {
         if self.state < State::Rts {
             return Err(PostError::State);
         }
-        let offered = if datagram {
-            self.init.transport == Transport::Ud && matches!(request.operation, Operation::Send { .. })
-        } else {
-            self.offers(&request.operation)
-        };
-        if !offered {
+        if !self.offers(&request.operation, remote) {
             return Err(PostError::Invalid);
         }
         self.requester.check_post(request, ahead)
     }
 
     pub(crate) fn post_receive(&mut self, request: &ReceiveRequest<'_>, out: &mut Outbox) -> Result<(), PostError> {
-        if self.init.srq.is_some() {
+        if self.init.srq.is_some() || self.init.transport == Transport::Xrc {
             return Err(PostError::Invalid);
         }
         if self.state == State::Reset {
@@ -383,6 +390,7 @@ impl QueuePair {
     ) {
         match self.init.transport {
             Transport::Rc => self.handle_packet(now, packet, memory, out),
+            Transport::Xrc => self.handle_xrc(now, packet, memory, out),
             Transport::Uc => self.handle_unreliable(packet, memory, out),
             Transport::Ud => self.handle_datagram(packet, ends, memory, out),
         }
@@ -405,7 +413,18 @@ impl QueuePair {
             self.check_drained(out);
             return;
         }
-        match self.responder.handle_request(packet, &self.connection, memory, out) {
+        // The PD of an XRC request is that of the queue that it names.
+        let named;
+        let connection = if self.init.transport == Transport::Xrc {
+            named = Connection {
+                pd: self.responder.receive_pd(),
+                ..self.connection
+            };
+            &named
+        } else {
+            &self.connection
+        };
+        match self.responder.handle_request(packet, connection, memory, out) {
             Ok(true) if !self.established => {
                 self.established = true;
                 out.event(AsyncEvent::CommunicationEstablished(self.connection.qpn));
@@ -480,7 +499,7 @@ impl QueuePair {
         buf: &mut [u8],
         out: &mut Outbox,
     ) -> Option<PacketLens> {
-        if self.init.transport != Transport::Rc {
+        if !self.init.transport.is_reliable() {
             return self.transmit_unreliable(memory, buf, out);
         }
         let draining = match self.state {

@@ -51,6 +51,10 @@ impl ReceiveQueue {
         number as usize & (self.receives.len() - 1)
     }
 
+    pub(crate) const fn max_sge(&self) -> usize {
+        self.max_sge
+    }
+
     pub(crate) const fn len(&self) -> u64 {
         self.tail - self.head
     }

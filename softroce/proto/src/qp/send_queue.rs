@@ -4,8 +4,8 @@
 
 use crate::memory::{AccessError, Memory, PdId, Sge};
 use crate::qp::{MAX_MESSAGE, QpInit, sges};
-use crate::wire::Transport;
-use crate::work::{Destination, Operation, Payload, PostError, SendRequest};
+use crate::wire::{Transport, XrcEth};
+use crate::work::{Destination, Operation, Payload, PostError, Remote, SendRequest};
 use crate::{LKey, RKey};
 
 /// A work queue element: a queued send request.
@@ -55,8 +55,8 @@ pub(crate) struct SendQueue {
     wqes: Box<[Wqe]>,
     sges: Box<[Sge]>,
     inline: Box<[u8]>,
-    /// UD: the destination of each request; empty for RC and UC.
-    destinations: Box<[Option<Destination>]>,
+    /// UD and XRC: where each request goes; empty for RC and UC.
+    remotes: Box<[Option<Remote>]>,
     limit: u64,
     max_sge: usize,
     max_inline: usize,
@@ -68,6 +68,7 @@ impl SendQueue {
     pub(crate) fn new(init: &QpInit) -> Self {
         let slots = (init.max_send_wr.max(1) as usize).next_power_of_two();
         let (max_sge, max_inline) = (init.max_send_sge as usize, init.max_inline as usize);
+        let has_remotes = matches!(init.transport, Transport::Ud | Transport::Xrc);
         let empty_sge = Sge {
             addr: 0,
             len: 0,
@@ -76,7 +77,7 @@ impl SendQueue {
         Self {
             wqes: vec![Wqe::EMPTY; slots].into_boxed_slice(),
             sges: vec![empty_sge; slots * max_sge].into_boxed_slice(),
-            destinations: vec![None; if init.transport == Transport::Ud { slots } else { 0 }].into_boxed_slice(),
+            remotes: vec![None; if has_remotes { slots } else { 0 }].into_boxed_slice(),
             inline: vec![0; slots * max_inline].into_boxed_slice(),
             limit: u64::from(init.max_send_wr),
             max_sge,
@@ -152,22 +153,32 @@ impl SendQueue {
         Ok(len)
     }
 
-    pub(crate) fn post_datagram(
+    pub(crate) fn post_to(
         &mut self,
         request: &SendRequest<'_>,
-        to: &Destination,
+        to: &Remote,
         signal_all: bool,
     ) -> Result<(), PostError> {
         let slot = self.slot(self.tail);
         self.post(request, signal_all)?;
-        if let Some(destination) = self.destinations.get_mut(slot) {
-            *destination = Some(*to);
+        if let Some(remote) = self.remotes.get_mut(slot) {
+            *remote = Some(*to);
         }
         Ok(())
     }
 
     pub(crate) fn destination(&self, number: u64) -> Option<Destination> {
-        self.destinations.get(self.slot(number)).copied().flatten()
+        match self.remotes.get(self.slot(number)) {
+            Some(Some(Remote::Datagram(to))) => Some(*to),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn remote_srq(&self, number: u64) -> Option<XrcEth> {
+        match self.remotes.get(self.slot(number)) {
+            Some(Some(Remote::Srq(to))) => Some(*to),
+            _ => None,
+        }
     }
 
     #[inline(always)]

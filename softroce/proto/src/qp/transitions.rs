@@ -1,6 +1,6 @@
 //! State transitions and their attributes, per transport (IBTA table 91; ibv_modify_qp(3)).
 
-use crate::qp::{Modify, ModifyError, State};
+use crate::qp::{Modify, ModifyError, QpInit, State};
 use crate::wire::Transport;
 
 /// The supported bits of `enum ibv_qp_attr_mask`.
@@ -151,9 +151,18 @@ const UD: &[Row] = &[
 
 const fn rows(transport: Transport) -> &'static [Row] {
     match transport {
-        Transport::Rc => RC,
+        Transport::Rc | Transport::Xrc => RC,
         Transport::Uc => UC,
         Transport::Ud => UD,
+    }
+}
+
+/// The attributes of RC that an end of XRC lacks: the other end's.
+const fn lacks(init: &QpInit) -> u32 {
+    match (init.transport, init.xrc_domain) {
+        (Transport::Xrc, None) => MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
+        (Transport::Xrc, Some(_)) => RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC,
+        _ => 0,
     }
 }
 
@@ -199,21 +208,21 @@ impl Modify {
         bad.iter().find(|(bad, _)| *bad).map(|(_, bit)| *bit)
     }
 
-    pub(crate) fn target(&self, transport: Transport, from: State) -> Result<State, ModifyError> {
+    pub(crate) fn target(&self, init: &QpInit, from: State) -> Result<State, ModifyError> {
         let to = self.state.unwrap_or(from);
         let no_such = ModifyError::Transition { from, to };
         if self.current_state.is_some_and(|state| state != from) {
             return Err(no_such);
         }
-        let row = rows(transport)
+        let row = rows(init.transport)
             .iter()
             .find(|row| row.from == from && row.to == to)
             .ok_or(no_such)?;
-        let given = self.mask() & !STATE;
-        if let Some(bit) = lowest(row.required & !given) {
+        let (given, lacks) = (self.mask() & !STATE, lacks(init));
+        if let Some(bit) = lowest(row.required & !lacks & !given) {
             return Err(ModifyError::Missing(bit));
         }
-        if let Some(bit) = lowest(given & !row.required & !row.optional) {
+        if let Some(bit) = lowest(given & (lacks | !row.required & !row.optional)) {
             return Err(ModifyError::NotAllowed(bit));
         }
         self.bad_value().map_or(Ok(to), |bit| Err(ModifyError::Value(bit)))

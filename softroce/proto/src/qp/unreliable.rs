@@ -11,40 +11,9 @@ use crate::qp::State;
 use crate::qp::packet::{InboundPacket, PacketLens};
 use crate::qp::responder::LocalFault;
 use crate::wire::Transport;
-use crate::work::{Destination, Operation, PostError, SendRequest, Status};
+use crate::work::Status;
 
 impl QueuePair {
-    /// Whether the transport offers the operation (IBTA vol 1, table 36), without a destination.
-    pub(super) const fn offers(&self, operation: &Operation) -> bool {
-        match self.init.transport {
-            Transport::Rc => true,
-            Transport::Uc => matches!(
-                operation,
-                Operation::Send { .. } | Operation::Write { .. } | Operation::Bind(_) | Operation::Invalidate { .. }
-            ),
-            Transport::Ud => false,
-        }
-    }
-
-    pub(crate) fn post_datagram(
-        &mut self,
-        request: &SendRequest<'_>,
-        to: &Destination,
-        out: &mut Outbox,
-    ) -> Result<(), PostError> {
-        if self.state < State::Rts {
-            return Err(PostError::State);
-        }
-        if self.init.transport != Transport::Ud || !matches!(request.operation, Operation::Send { .. }) {
-            return Err(PostError::Invalid);
-        }
-        self.requester.post_datagram(request, to)?;
-        if matches!(self.state, State::Sqe | State::Err) {
-            self.requester.flush(&self.connection, out);
-        }
-        Ok(())
-    }
-
     pub(super) fn handle_unreliable<M: Memory>(
         &mut self,
         packet: &InboundPacket<'_>,

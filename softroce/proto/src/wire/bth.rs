@@ -10,7 +10,7 @@
 //! 9..12  PSN
 //! ```
 
-use super::{Opcode, ParseError};
+use super::{Opcode, ParseError, XrcEth};
 use crate::{Psn, Qpn};
 
 /// The P_Key of the default partition with full membership (IBTA vol 1, 10.9.1.2).
@@ -39,6 +39,8 @@ pub struct Bth {
     pub ack_req: bool,
     /// Packet sequence number.
     pub psn: Psn,
+    /// The XRCETH, which follows in requests of XRC: not part of the 12 bytes.
+    pub xrc: Option<XrcEth>,
 }
 
 impl Bth {
@@ -57,6 +59,7 @@ impl Bth {
             dest_qp,
             ack_req: false,
             psn,
+            xrc: None,
         }
     }
 
@@ -101,6 +104,7 @@ impl Bth {
             dest_qp: Qpn::new(u32::from_be_bytes([0, q0, q1, q2])),
             ack_req: ack & 0x80 != 0,
             psn: Psn::new(u32::from_be_bytes([0, s0, s1, s2])),
+            xrc: None,
         };
         Ok((header, (flags >> 4 & 3) as usize))
     }

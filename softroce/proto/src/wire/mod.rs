@@ -1,7 +1,7 @@
 //! RoCEv2 packets as bytes: one file per header, and [`Packet`] (IBTA vol 1, ch. 9, annex A17).
 //!
 //! ```text
-//! BTH | extension headers of the opcode | payload | 0 … 3 bytes of zero pad | ICRC
+//! BTH | XRCETH | extension headers of the opcode | payload | 0 … 3 bytes of zero pad | ICRC
 //! ```
 //!
 //! [`Packet::parse`] and [`write()`] are inverse, without the ICRC ([`crate::icrc`]). A packet that
@@ -19,6 +19,7 @@ mod opcode;
 mod reth;
 #[cfg(test)]
 mod tests;
+mod xrc_eth;
 
 pub use aeth::{Aeth, Credits, Nak, RnrTimer, Syndrome};
 pub use atomic_ack_eth::AtomicAckEth;
@@ -30,14 +31,15 @@ pub use ieth::Ieth;
 pub use imm_dt::ImmDt;
 pub use opcode::{Layout, Opcode, Operation, Position, Transport};
 pub use reth::Reth;
+pub use xrc_eth::XrcEth;
 
 use crate::icrc;
 
 /// The UDP destination port of RoCEv2 (IBTA annex A17.2).
 pub const UDP_PORT: u16 = 4791;
 
-/// Maximum header length: BTH and AtomicETH, in bytes.
-pub const MAX_HEADER_LEN: usize = Bth::LEN + AtomicEth::LEN;
+/// Maximum header length: BTH, XRCETH and AtomicETH, in bytes.
+pub const MAX_HEADER_LEN: usize = Bth::LEN + XrcEth::LEN + AtomicEth::LEN;
 
 /// Why a packet does not parse.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -233,8 +235,7 @@ impl<'a> Packet<'a> {
     pub fn parse(datagram: &'a [u8]) -> Result<Self, ParseError> {
         let truncated = ParseError::Truncated(datagram.len());
         let (packet, _icrc) = datagram.split_last_chunk::<{ icrc::LEN }>().ok_or(truncated)?;
-        let (bth, rest) = packet.split_first_chunk().ok_or(truncated)?;
-        let (bth, pad) = Bth::from_bytes(bth)?;
+        let (bth, pad, rest) = split_bth(packet)?;
         if !datagram.len().is_multiple_of(4) {
             return Err(ParseError::Unaligned(datagram.len()));
         }
@@ -256,6 +257,17 @@ impl<'a> Packet<'a> {
     }
 }
 
+/// The BTH with its XRCETH if it has one, the pad count, and what follows.
+#[inline]
+fn split_bth(bytes: &[u8]) -> Result<(Bth, usize, &[u8]), ParseError> {
+    let (bth, mut rest) = bytes.split_first_chunk().ok_or(ParseError::Truncated(bytes.len()))?;
+    let (mut bth, pad) = Bth::from_bytes(bth)?;
+    if bth.opcode.has_xrc_eth() {
+        bth.xrc = Some(XrcEth::from_bytes(take(&mut rest)?));
+    }
+    Ok((bth, pad, rest))
+}
+
 /// Parses the headers of a packet of a link with `len` bytes of payload, without pad and ICRC.
 ///
 /// # Errors
@@ -263,8 +275,7 @@ impl<'a> Packet<'a> {
 /// headers, or the opcode has no payload. Never panics, whatever the bytes.
 #[inline]
 pub fn parse_headers(bytes: &[u8], len: usize) -> Result<(Bth, Extension), ParseError> {
-    let (bth, rest) = bytes.split_first_chunk().ok_or(ParseError::Truncated(bytes.len()))?;
-    let (bth, pad) = Bth::from_bytes(bth)?;
+    let (bth, pad, rest) = split_bth(bytes)?;
     let (extension, rest) = Extension::split_from(bth.opcode.layout(), rest)?;
     if pad > 0 || !rest.is_empty() {
         return Err(ParseError::Pad { pad, len: rest.len() });
@@ -289,6 +300,21 @@ pub(crate) fn parse_write_only(bytes: &[u8; header_len(Opcode::RcWriteOnly)]) ->
     }
 }
 
+/// Whether these are the headers of its opcode.
+fn has_headers(bth: &Bth, extension: &Extension) -> bool {
+    extension.layout() == bth.opcode.layout() && bth.xrc.is_some() == bth.opcode.has_xrc_eth()
+}
+
+fn write_all(headers: &mut [u8], bth: &Bth, pad: usize, extension: &Extension) {
+    let (front, mut extensions) = headers.split_at_mut(Bth::LEN);
+    join(front, 0, bth.to_bytes(pad));
+    if let Some(xrc) = bth.xrc {
+        join(extensions, 0, xrc.to_bytes());
+        extensions = &mut extensions[XrcEth::LEN..];
+    }
+    extension.write_to(extensions);
+}
+
 /// Writes the headers of a packet of a link to `buf`; returns their length. The inverse of
 /// [`parse_headers`].
 ///
@@ -296,22 +322,21 @@ pub(crate) fn parse_write_only(bytes: &[u8; header_len(Opcode::RcWriteOnly)]) ->
 /// When `buf` is too short, or the extension headers do not match; `buf` is unchanged then.
 #[inline]
 pub fn write_headers(buf: &mut [u8], bth: &Bth, extension: &Extension) -> Result<usize, WriteError> {
-    if extension.layout() != bth.opcode.layout() {
+    if !has_headers(bth, extension) {
         return Err(WriteError::Layout(bth.opcode));
     }
     let (len, needed) = (buf.len(), header_len(bth.opcode));
     let Some(headers) = buf.get_mut(..needed) else {
         return Err(WriteError::TooLong { needed, len });
     };
-    let (front, extensions) = headers.split_at_mut(Bth::LEN);
-    join(front, 0, bth.to_bytes(0));
-    extension.write_to(extensions);
+    write_all(headers, bth, 0, extension);
     Ok(needed)
 }
 
 /// The length of the headers of `opcode` in bytes.
 pub const fn header_len(opcode: Opcode) -> usize {
-    Bth::LEN + opcode.layout().len()
+    let xrc = if opcode.has_xrc_eth() { XrcEth::LEN } else { 0 };
+    Bth::LEN + xrc + opcode.layout().len()
 }
 
 /// The length of a packet in bytes: headers, payload, pad and ICRC.
@@ -329,7 +354,7 @@ pub(crate) const fn pad_len(payload_len: usize) -> usize {
 /// # Errors
 /// When `buf` is too short, or extension headers or payload do not match; it is unchanged then.
 pub fn write(buf: &mut [u8], bth: &Bth, extension: &Extension, payload_len: usize) -> Result<usize, WriteError> {
-    if extension.layout() != bth.opcode.layout() || payload_len > 0 && !bth.opcode.has_payload() {
+    if !has_headers(bth, extension) || payload_len > 0 && !bth.opcode.has_payload() {
         return Err(WriteError::Layout(bth.opcode));
     }
     let (start, needed, pad) = (
@@ -342,9 +367,7 @@ pub fn write(buf: &mut [u8], bth: &Bth, extension: &Extension, payload_len: usiz
         return Err(WriteError::TooLong { needed, len });
     };
     let (headers, rest) = packet.split_at_mut(start);
-    let (front, extensions) = headers.split_at_mut(Bth::LEN);
-    join(front, 0, bth.to_bytes(pad));
-    extension.write_to(extensions);
+    write_all(headers, bth, pad, extension);
     rest[payload_len..payload_len + pad].fill(0);
     Ok(start)
 }

@@ -11,6 +11,15 @@ pub enum Transport {
     Uc,
     /// Unreliable datagram.
     Ud,
+    /// Extended reliable connection: RC to any shared receive queue of the peer's XRC domain.
+    Xrc,
+}
+
+impl Transport {
+    /// Whether requests are acknowledged, and sent again until they are.
+    pub const fn is_reliable(self) -> bool {
+        matches!(self, Self::Rc | Self::Xrc)
+    }
 }
 
 /// The operation of a packet.
@@ -116,7 +125,7 @@ impl Layout {
 
 macro_rules! opcodes {
     ($($name:ident = $code:literal: $transport:ident $operation:ident $position:ident, $layout:ident, $payload:literal;)*) => {
-        /// An opcode of the services RC, UC and UD (IBTA vol 1, table 38).
+        /// An opcode of the services RC, UC, UD and XRC (IBTA vol 1, table 38).
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[repr(u8)]
         pub enum Opcode {
@@ -133,7 +142,7 @@ macro_rules! opcodes {
             /// Every opcode, in numerical order.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
-            /// The opcode with this number, `None` for reserved ones, RD, XRC and CNP.
+            /// The opcode with this number, `None` for reserved ones, RD and CNP.
             pub const fn from_code(code: u8) -> Option<Self> {
                 match code {
                     $($code => Some(Self::$name),)*
@@ -162,7 +171,7 @@ macro_rules! opcodes {
                 }
             }
 
-            /// The extension headers that follow the BTH.
+            /// The extension headers that follow the BTH, and the XRCETH if there is one.
             pub const fn layout(self) -> Layout {
                 match self {
                     $(Self::$name => Layout::$layout,)*
@@ -217,6 +226,29 @@ opcodes! {
     UcWriteOnlyImm = 0x2b: Uc Write Only, RethImm, true;
     UdSendOnly = 0x64: Ud Send Only, Deth, true;
     UdSendOnlyImm = 0x65: Ud Send Only, DethImm, true;
+    XrcSendFirst = 0xa0: Xrc Send First, Bare, true;
+    XrcSendMiddle = 0xa1: Xrc Send Middle, Bare, true;
+    XrcSendLast = 0xa2: Xrc Send Last, Bare, true;
+    XrcSendLastImm = 0xa3: Xrc Send Last, Imm, true;
+    XrcSendOnly = 0xa4: Xrc Send Only, Bare, true;
+    XrcSendOnlyImm = 0xa5: Xrc Send Only, Imm, true;
+    XrcWriteFirst = 0xa6: Xrc Write First, Reth, true;
+    XrcWriteMiddle = 0xa7: Xrc Write Middle, Bare, true;
+    XrcWriteLast = 0xa8: Xrc Write Last, Bare, true;
+    XrcWriteLastImm = 0xa9: Xrc Write Last, Imm, true;
+    XrcWriteOnly = 0xaa: Xrc Write Only, Reth, true;
+    XrcWriteOnlyImm = 0xab: Xrc Write Only, RethImm, true;
+    XrcReadRequest = 0xac: Xrc ReadRequest Only, Reth, false;
+    XrcReadResponseFirst = 0xad: Xrc ReadResponse First, Aeth, true;
+    XrcReadResponseMiddle = 0xae: Xrc ReadResponse Middle, Bare, true;
+    XrcReadResponseLast = 0xaf: Xrc ReadResponse Last, Aeth, true;
+    XrcReadResponseOnly = 0xb0: Xrc ReadResponse Only, Aeth, true;
+    XrcAcknowledge = 0xb1: Xrc Acknowledge Only, Aeth, false;
+    XrcAtomicAcknowledge = 0xb2: Xrc AtomicAcknowledge Only, AethAtomic, false;
+    XrcCompareSwap = 0xb3: Xrc CompareSwap Only, Atomic, false;
+    XrcFetchAdd = 0xb4: Xrc FetchAdd Only, Atomic, false;
+    XrcSendLastInvalidate = 0xb6: Xrc Send Last, Ieth, true;
+    XrcSendOnlyInvalidate = 0xb7: Xrc Send Only, Ieth, true;
 }
 
 impl Opcode {
@@ -281,13 +313,25 @@ impl Opcode {
         }
     }
 
-    /// The UC opcode of the same packet, if any: SENDs and WRITEs without invalidate.
-    pub const fn uc(self) -> Option<Self> {
-        // UC opcodes are the RC ones with 001 for 000 in the top bits.
-        match Self::from_code(self.code() & 0x1f | Self::UcSendFirst.code()) {
+    /// Of an RC opcode, that of the same packet over another connected service, if there is one: UC
+    /// has SENDs and WRITEs without invalidate.
+    pub const fn over(self, transport: Transport) -> Option<Self> {
+        // They differ in the top bits.
+        let service = match transport {
+            Transport::Rc => Self::RcSendFirst,
+            Transport::Uc => Self::UcSendFirst,
+            Transport::Xrc => Self::XrcSendFirst,
+            Transport::Ud => return None,
+        };
+        match Self::from_code(self.code() & 0x1f | service.code()) {
             Some(same) if matches!(self.transport(), Transport::Rc) => Some(same),
             _ => None,
         }
+    }
+
+    /// Whether an XRCETH follows the BTH.
+    pub const fn has_xrc_eth(self) -> bool {
+        matches!(self.transport(), Transport::Xrc) && self.is_request()
     }
 
     /// The UD SEND opcode.

@@ -93,6 +93,9 @@ fn headers() -> impl Strategy<Value = (Bth, Extension)> {
                     dest_qp: Qpn::new(dest_qp),
                     ack_req,
                     psn: Psn::new(psn),
+                    xrc: opcode.has_xrc_eth().then_some(XrcEth {
+                        srq: dest_qp & 0x00ff_ffff,
+                    }),
                 };
                 extension(opcode.layout()).prop_map(move |extension| (bth, extension))
             },
@@ -130,6 +133,9 @@ fn check_bytes(bytes: &[u8]) -> Result<(), TestCaseError> {
     expected[8] &= 0x80;
     if matches!(packet.bth.opcode.layout(), Layout::Deth | Layout::DethImm) {
         expected[16] = 0;
+    }
+    if packet.bth.xrc.is_some() {
+        expected[12] = 0;
     }
     expected[start + packet.payload.len()..bytes.len() - 4].fill(0);
     prop_assert_eq!(written, expected);
@@ -237,6 +243,12 @@ fn acknowledgements_and_atomics_byte_by_byte() {
         },
         ImmDt(1),
     );
+    let mut named = bth(Opcode::XrcSendOnlyImm);
+    named.xrc = Some(XrcEth { srq: 0x01_0203 });
+    write(&mut buf, &named, &Extension::Imm(ImmDt(4)), 0).unwrap();
+    assert_eq!((buf[0], &buf[12..20]), (0xa5, &[0, 1, 2, 3, 0, 0, 0, 4][..]));
+    let unnamed = write(&mut buf, &bth(Opcode::XrcSendOnlyImm), &Extension::Imm(ImmDt(4)), 0);
+    assert_eq!(unnamed, Err(WriteError::Layout(Opcode::XrcSendOnlyImm)));
     write(&mut buf, &bth(Opcode::UdSendOnlyImm), &extension, 0).unwrap();
     assert_eq!(buf[12..24], [0x80, 1, 0, 0, 0, 1, 2, 3, 0, 0, 0, 1]);
 }
@@ -270,7 +282,7 @@ fn parse_errors_name_the_fault() {
     );
     assert_eq!(Packet::parse(&good[..23]), Err(ParseError::Unaligned(23)));
     assert_eq!(Packet::parse(&good[..16]), Err(ParseError::Pad { pad: 2, len: 0 }));
-    assert_eq!(Packet::parse(&good[..15]), Err(ParseError::Truncated(15)));
+    assert_eq!(Packet::parse(&good[..15]), Err(ParseError::Truncated(11)));
     assert_eq!(Packet::parse(&[]), Err(ParseError::Truncated(0)));
     write(
         &mut buf,
@@ -300,7 +312,7 @@ fn parse_errors_name_the_fault() {
 
 #[test]
 fn opcodes() {
-    assert_eq!(Opcode::ALL.len(), 23 + 12 + 2);
+    assert_eq!(Opcode::ALL.len(), 23 + 12 + 2 + 23);
     for code in 0..=u8::MAX {
         assert_eq!(
             Opcode::from_code(code).map(Opcode::code),
@@ -311,6 +323,7 @@ fn opcodes() {
         let service = match opcode.code() >> 5 {
             0 => Transport::Rc,
             1 => Transport::Uc,
+            5 => Transport::Xrc,
             _ => Transport::Ud,
         };
         assert_eq!(opcode.transport(), service);
@@ -335,6 +348,9 @@ fn opcodes() {
         );
         let moves_data = name.contains("Send") || name.contains("Write") || name.contains("ReadResponse");
         assert_eq!(opcode.has_payload(), moves_data, "{name}");
+        let over = opcode.over(Transport::Xrc);
+        assert_eq!(over.is_some(), opcode.transport() == Transport::Rc);
+        assert!(over.is_none_or(|over| format!("{over:?}")[3..] == name[2..] && over.layout() == opcode.layout()));
         if opcode.transport() != Transport::Rc || opcode.has_invalidate() || !opcode.has_payload() {
             continue;
         }

@@ -18,9 +18,18 @@ impl Pair {
         }
     }
 
+    /// Both ends of RC request and respond; of XRC the first one requests, the second one responds.
+    fn has_role(&self, at: usize, role: usize) -> bool {
+        match self.setup.transport {
+            Transport::Rc => true,
+            Transport::Xrc => at == role,
+            Transport::Uc | Transport::Ud => false,
+        }
+    }
+
     pub(crate) fn rtr_modify(&self, at: usize) -> Modify {
         let peer = &self.nodes[1 - at];
-        let reliable = self.setup.transport == Transport::Rc;
+        let responds = self.has_role(at, 1);
         if self.setup.transport == Transport::Ud {
             return Modify {
                 state: Some(State::Rtr),
@@ -36,21 +45,21 @@ impl Pair {
             path_mtu: Some(self.setup.mtu),
             dest_qpn: Some(peer.qpn),
             rq_psn: Some(Psn::new(self.setup.psns[1 - at])),
-            max_dest_rd_atomic: reliable.then_some(self.setup.dest_rd_atomic),
-            min_rnr_timer: reliable.then_some(self.setup.rnr_timer),
+            max_dest_rd_atomic: responds.then_some(self.setup.dest_rd_atomic),
+            min_rnr_timer: responds.then_some(self.setup.rnr_timer),
             ..Modify::default()
         }
     }
 
     pub(crate) fn rts_modify(&self, at: usize) -> Modify {
-        let reliable = self.setup.transport == Transport::Rc;
+        let (reliable, requests) = (self.setup.transport.is_reliable(), self.has_role(at, 0));
         Modify {
             state: Some(State::Rts),
             sq_psn: Some(Psn::new(self.setup.psns[at])),
             timeout: reliable.then_some(self.setup.timeout),
-            retry_cnt: reliable.then_some(self.setup.retry_cnt),
-            rnr_retry: reliable.then_some(self.setup.rnr_retry),
-            max_rd_atomic: reliable.then_some(self.setup.rd_atomic),
+            retry_cnt: requests.then_some(self.setup.retry_cnt),
+            rnr_retry: requests.then_some(self.setup.rnr_retry),
+            max_rd_atomic: requests.then_some(self.setup.rd_atomic),
             ..Modify::default()
         }
     }

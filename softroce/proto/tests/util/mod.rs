@@ -17,7 +17,8 @@ use doorbell_roce_proto::wire::{
     self, Bth, Extension, MAX_HEADER_LEN, Opcode, Packet, Syndrome, Transport, packet_len,
 };
 use doorbell_roce_proto::work::{
-    Completion, CompletionOpcode, CqId, Destination, PostError, ReceiveRequest, SendRequest, SrqId, Status,
+    Completion, CompletionOpcode, CqId, Destination, PostError, ReceiveRequest, Remote, SendRequest, SrqId, Status,
+    XrcDomain,
 };
 use doorbell_roce_proto::{
     AsyncEvent, Counters, Datagram, Endpoint, EndpointConfig, Ident, Instant, LKey, LinkCapabilities, LinkPacket, Mtu,
@@ -31,6 +32,7 @@ pub(crate) use requests::{atomic_on, pattern, read_from, request, send, write_op
 pub(crate) const PD: PdId = PdId(7);
 pub(crate) const SEND_CQ: CqId = CqId(1);
 pub(crate) const RECV_CQ: CqId = CqId(2);
+pub(crate) const XRC_DOMAIN: XrcDomain = XrcDomain(3);
 pub(crate) const QKEY: u32 = 0x1122_3344;
 const PORT: u16 = 4791;
 
@@ -166,7 +168,16 @@ pub(crate) fn qp_init(signal_all: bool) -> QpInit {
         max_inline: 600,
         signal_all,
         srq: None,
+        xrc_domain: None,
         ack_before_requests: false,
+    }
+}
+
+/// The second node's queue pairs are XRC targets, or use its shared receive queue.
+fn receives_from(setup: &Setup, at: usize, srq: Option<SrqId>) -> (Option<SrqId>, Option<XrcDomain>) {
+    match setup.transport {
+        Transport::Xrc => (None, (at == 1).then_some(XRC_DOMAIN)),
+        _ => (srq, None),
     }
 }
 
@@ -199,9 +210,11 @@ impl Pair {
                 },
             });
             let srq = setup.srq.filter(|_| at == 1).map(|init| endpoint.create_srq(init));
+            let (own_srq, xrc_domain) = receives_from(&setup, at, srq);
             let qpn = endpoint.create_qp(QpInit {
                 transport: setup.transport,
-                srq,
+                srq: own_srq,
+                xrc_domain,
                 ack_before_requests: setup.ack_before_requests,
                 max_send_wr: setup.max_wr,
                 max_recv_wr: setup.max_wr,
@@ -244,11 +257,13 @@ impl Pair {
     /// Connects a second queue pair of each node, and makes it the current one.
     pub(crate) fn connect_second(&mut self) {
         let setup = self.setup;
-        for node in &mut self.nodes {
+        for (at, node) in self.nodes.iter_mut().enumerate() {
             node.second = Some(node.qpn);
+            let (srq, xrc_domain) = receives_from(&setup, at, node.srq);
             node.qpn = node.endpoint.create_qp(QpInit {
                 transport: setup.transport,
-                srq: node.srq,
+                srq,
+                xrc_domain,
                 ack_before_requests: setup.ack_before_requests,
                 max_send_wr: setup.max_wr,
                 max_recv_wr: setup.max_wr,
@@ -301,6 +316,12 @@ impl Pair {
     pub(crate) fn post_datagram(&mut self, at: usize, request: &SendRequest<'_>, to: &Destination) {
         let node = &mut self.nodes[at];
         node.endpoint.post_datagram(self.now, node.qpn, request, to).unwrap();
+    }
+
+    /// By XRC, to a shared receive queue of the other node.
+    pub(crate) fn post_to_srq(&mut self, request: &SendRequest<'_>, srq: SrqId) -> Result<(), PostError> {
+        let node = &mut self.nodes[0];
+        node.endpoint.post_to(node.qpn, request, &Remote::Srq(srq.number()))
     }
 
     pub(crate) fn counters(&self, at: usize) -> Counters {
@@ -431,6 +452,13 @@ impl Pair {
         };
         node.endpoint.handle_datagram(self.now, &datagram, &mut node.memory);
         drain(node);
+    }
+
+    /// With the ICRC of bytes that the test changed.
+    pub(crate) fn deliver_sealed(&mut self, sent: &mut Sent) {
+        let (from, to) = (self.nodes[sent.from].address, self.nodes[1 - sent.from].address);
+        Flow::new(from, to, PORT, PORT).seal(0, &mut sent.bytes);
+        self.deliver(sent);
     }
 
     pub(crate) fn forge(&mut self, to: usize, opcode: Opcode, psn: u32, extension: &Extension, payload: &[u8]) {

@@ -2,6 +2,7 @@
 
 mod asynchronous;
 mod common;
+mod multicast;
 mod refusals;
 mod synchronous;
 mod wildcards;

@@ -6,7 +6,7 @@ use arbitrary::{Result, Unstructured};
 use doorbell_roce_proto::cm::MAD_LEN;
 use doorbell_roce_proto::wire::{
     self, Aeth, AtomicAckEth, AtomicEth, Bth, Credits, Deth, Extension, Ieth, ImmDt, Layout, Nak, Opcode, Reth,
-    RnrTimer, Syndrome,
+    RnrTimer, Syndrome, XrcEth,
 };
 use doorbell_roce_proto::{Psn, Qpn, mad_of};
 
@@ -73,6 +73,7 @@ impl World {
         };
         let mut bth = Bth::new(opcode, dest, psn);
         [bth.ack_req, bth.solicited] = input.arbitrary()?;
+        bth.xrc = opcode.has_xrc_eth().then_some(XrcEth { srq: 0 });
         let extension = self.extension(input, opcode, len)?;
         classify(opcode, &extension);
         let payload = vec![input.arbitrary()?; len];

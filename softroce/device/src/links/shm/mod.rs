@@ -58,19 +58,24 @@ pub(crate) fn link_to(member: MemberId) -> LinkId {
     LinkId(member.generation() << SLOT_BITS | u32::from(member.slot()))
 }
 
+/// The top bits of an opcode are its service (IBTA vol 1, table 38).
+const SERVICE: u8 = 0xe0;
+
 fn is_reliable(opcode: u8) -> bool {
-    opcode < Opcode::UcSendFirst.code()
+    let unreliable = [Opcode::UcSendFirst, Opcode::UdSendOnly];
+    unreliable.iter().all(|one| one.code() & SERVICE != opcode & SERVICE)
 }
 
 /// A READ or atomic response, or an acknowledgement (IBTA vol 1, 9.2, table 35).
 pub(crate) fn is_response(opcode: u8) -> bool {
-    (Opcode::RcReadResponseFirst.code()..=Opcode::RcAtomicAcknowledge.code()).contains(&opcode)
+    let responses = Opcode::RcReadResponseFirst.code()..=Opcode::RcAtomicAcknowledge.code();
+    responses.contains(&(opcode & !SERVICE))
 }
 
 /// Whether it accesses memory as it is when handled: a READ or an atomic request.
 pub(crate) fn is_immediate(opcode: u8) -> bool {
     let immediate = [Opcode::RcReadRequest, Opcode::RcCompareSwap, Opcode::RcFetchAdd];
-    immediate.iter().any(|one| one.code() == opcode)
+    immediate.iter().any(|one| one.code() == opcode & !SERVICE)
 }
 
 pub(crate) fn slot_of(link: LinkId) -> usize {

@@ -5,6 +5,7 @@ use std::net::UdpSocket;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use super::multicast::MulticastSockets;
 use super::socket::{Socket, TakenOver};
 use crate::host::CloseOnFork;
 use crate::wakeup::Sources;
@@ -13,6 +14,7 @@ use crate::wakeup::Sources;
 pub struct LinkFiles {
     pub(super) socket: Arc<Socket>,
     pub(super) taken_over: TakenOver,
+    pub(super) multicast: MulticastSockets,
     /// Readable when the interface may have changed.
     pub(super) port: Option<Arc<OwnedFd>>,
 }
@@ -31,6 +33,7 @@ impl LinkFiles {
         Sources {
             socket: self.socket.as_fd(),
             taken_over: self.taken_over.get().map(AsFd::as_fd),
+            multicast: Some(self.multicast.as_fd()),
             port: self.port.as_deref().map(AsFd::as_fd),
             members: Some(members),
         }

@@ -7,11 +7,12 @@
 
 use super::files::LinkFiles;
 use super::interface::PortWatch;
+use super::multicast::MulticastSockets;
 use super::rx::{RxBatch, SLOT};
 use super::socket::{Socket, TakenOver};
 use super::sys::{self, Outgoing, RECEIVE_MESSAGES};
 use super::tx::TxBatch;
-use super::{Link, Receive, Transmit, interface};
+use super::{Link, Port, Receive, Transmit, interface};
 use crate::host::{CloseOnFork, JoinError};
 use doorbell_roce_proto::Instant;
 use nix::errno::Errno;
@@ -116,13 +117,13 @@ pub(super) fn bind(addr: SocketAddr) -> Result<Link, BindError> {
 
 pub(super) fn open(socket: CloseOnFork<UdpSocket>) -> io::Result<Link> {
     let socket = Socket::new(socket)?;
+    let multicast = MulticastSockets::new(&socket)?;
     let local = socket.local();
     let mtu = interface::mtu_of(&socket, local.ip());
     let receive_buffer = getsockopt(&socket, sockopt::RcvBuf)?;
     let socket = Arc::new(socket);
     let taken_over = TakenOver::default();
-    let watch = PortWatch::new(local.ip());
-    let port = watch.as_ref().map(PortWatch::notices);
+    let port = Port::new(PortWatch::new(local.ip()));
     let sending_half = || UdpTx {
         socket: Arc::clone(&socket),
         gso: true,
@@ -135,16 +136,19 @@ pub(super) fn open(socket: CloseOnFork<UdpSocket>) -> io::Result<Link> {
         files: LinkFiles {
             socket: Arc::clone(&socket),
             taken_over: taken_over.clone(),
-            port,
+            multicast: multicast.clone(),
+            port: port.notices(),
         },
-        watch,
+        port,
+        multicast: multicast.clone(),
         tx: Box::new(sending_half()),
         acks: Some(Box::new(sending_half())),
         rx: Box::new(UdpRx {
             socket,
             taken_over,
-            other_first: false,
-            expected: [1; 2],
+            multicast,
+            next: 0,
+            expected: [1; 3],
         }),
     })
 }
@@ -264,29 +268,36 @@ impl Refusals {
 struct UdpRx {
     socket: Arc<Socket>,
     taken_over: TakenOver,
-    /// The socket that was taken over is polled first: round-robin.
-    other_first: bool,
+    multicast: MulticastSockets,
+    /// Which of the three is polled first: round-robin.
+    next: usize,
     /// How many messages to request from each: one while the link is idle, as each one that is not
     /// there costs as much as a poll of an empty socket; more while every call returns all.
-    expected: [usize; 2],
+    expected: [usize; 3],
 }
 
 impl Receive for UdpRx {
     fn receive(&mut self, batch: &mut RxBatch) -> io::Result<usize> {
-        let [own, others] = &mut self.expected;
-        let Some(other) = self.taken_over.get() else {
-            return receive_from(&self.socket, own, batch);
-        };
-        self.other_first = !self.other_first;
-        let mut sockets = [(&*self.socket, own), (other, others)];
-        if self.other_first {
-            sockets.reverse();
+        let first = self.next;
+        self.next = (first + 1) % 3;
+        for which in [first, self.next, 3 - first - self.next] {
+            let expected = &mut self.expected[which];
+            let received = match which {
+                0 => receive_from(&self.socket, expected, batch)?,
+                1 => match self.taken_over.get() {
+                    Some(other) => receive_from(other, expected, batch)?,
+                    None => 0,
+                },
+                _ => match self.multicast.readable() {
+                    Some(group) => receive_from(&group, expected, batch)?,
+                    None => 0,
+                },
+            };
+            if received != 0 {
+                return Ok(received);
+            }
         }
-        let [(first, expected), (second, expected_there)] = sockets;
-        match receive_from(first, expected, batch)? {
-            0 => receive_from(second, expected_there, batch),
-            count => Ok(count),
-        }
+        Ok(0)
     }
 }
 

@@ -20,6 +20,11 @@ pub(super) fn mtu_of(socket: &UdpSocket, ip: IpAddr) -> u32 {
     sys::interface_mtu(socket.as_fd(), &name).unwrap_or(DEFAULT_MTU)
 }
 
+/// The index of the interface with the address `ip`; 0 where there is none.
+pub(super) fn index_of(ip: IpAddr) -> u32 {
+    name_of(ip).map_or(0, |name| if_nametoindex(&*name).unwrap_or(0))
+}
+
 /// The interface with the address, or a loopback one whose subnet has it: `lo` has all of 127/8.
 fn name_of(ip: IpAddr) -> Option<String> {
     interface_of(getifaddrs().ok()?, ip)
@@ -64,7 +69,7 @@ impl PortState {
 
 /// Watches an address's interface: rtnetlink(7) notifies without privilege, getifaddrs(3) reads the
 /// state. Changes that are undone between two reads are not seen.
-pub struct PortWatch {
+pub(super) struct PortWatch {
     notices: Arc<OwnedFd>,
     ip: IpAddr,
     interface: String,
@@ -90,7 +95,7 @@ impl PortWatch {
     }
 
     /// The state, if there were notifications since the last call. Never blocks.
-    pub fn changed(&mut self) -> Option<PortState> {
+    pub(super) fn changed(&mut self) -> Option<PortState> {
         let mut notified = false;
         let mut notice = [0_u8; 4096];
         // A notification overflow is a notification, too.
@@ -103,7 +108,7 @@ impl PortWatch {
     }
 
     /// The state now; `None` when it cannot be read.
-    pub fn state(&mut self) -> Option<PortState> {
+    pub(super) fn state(&mut self) -> Option<PortState> {
         let interfaces: Vec<_> = getifaddrs().ok()?.collect();
         let owner = interface_of(interfaces.iter().cloned(), self.ip);
         let addressed = owner.is_some();

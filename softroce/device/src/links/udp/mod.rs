@@ -9,7 +9,9 @@ pub mod fault;
 mod files;
 mod halves;
 mod interface;
+mod multicast;
 pub mod pcap;
+mod port;
 mod rx;
 mod socket;
 mod sys;
@@ -18,7 +20,9 @@ mod tx;
 pub use files::LinkFiles;
 pub use halves::BindError;
 pub(crate) use halves::{ROCE_PORT, require_unicast};
-pub use interface::{PortState, PortWatch};
+pub use interface::PortState;
+pub use multicast::MulticastSockets;
+pub use port::Port;
 pub use rx::{Datagram, RxBatch};
 pub(crate) use tx::MAX_PACKET;
 pub use tx::{Envelope, MAX_RUN, MAX_SEGMENTS, RunRef, Seal, Slot, TxBatch};
@@ -68,10 +72,12 @@ pub struct Link {
     pub acks: Option<Box<dyn Transmit>>,
     /// The receiving half.
     pub rx: Box<dyn Receive>,
+    /// Receives from multicast groups as well.
+    pub multicast: MulticastSockets,
     /// What to sleep on.
     pub files: LinkFiles,
-    /// Reports changes of the interface, if possible.
-    pub watch: Option<PortWatch>,
+    /// Reports changes of the port's state.
+    pub port: Port,
 }
 
 impl Link {
@@ -105,10 +111,16 @@ impl Link {
         self
     }
 
-    /// Adds fault injection to sent packets. After a capture, which then shows the wire.
-    pub(crate) fn with_faults(mut self, faults: fault::FaultConfig) -> Self {
+    /// Adds fault injection to sent packets, and an outage, whose time counts from `start`. After a
+    /// capture, which then shows the wire.
+    pub(crate) fn with_faults(mut self, faults: fault::FaultConfig, start: u64) -> Self {
         if faults.is_active() {
-            self.tx = Box::new(fault::FaultTx::new(self.tx, faults));
+            let outage = fault::OutageClock::new(faults.down, start);
+            self.tx = Box::new(fault::FaultTx::new(self.tx, faults, outage));
+            if faults.down.is_some() {
+                self.rx = Box::new(fault::OutageRx { inner: self.rx, outage });
+                self.port.outage = outage;
+            }
             // Equal seeds give equal faults to equal sequences: there must be one sequence.
             self.acks = None;
         }

@@ -13,6 +13,7 @@ const ALL: Rights = Rights {
     remote_read: true,
     remote_atomic: true,
     bind: true,
+    on_demand: false,
 };
 /// The queue pair through which peers access memory.
 const VIA: AccessContext = AccessContext {
@@ -153,8 +154,9 @@ fn every_right_is_needed_and_enough() {
 
 #[test]
 fn copies_of_every_length_and_alignment() {
-    for len in 0..40_usize {
-        for at in 0..9_usize {
+    let (lens, offsets) = if cfg!(miri) { (13, 4) } else { (1, 1) };
+    for len in (0..40_usize).step_by(lens) {
+        for at in (0..9_usize).step_by(offsets) {
             let mut bytes = [0xee_u8; 64];
             let (mut table, key) = table_of(&mut bytes, 0x100, ALL);
             let src: Vec<u8> = (1..=len as u8).collect();

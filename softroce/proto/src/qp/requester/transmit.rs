@@ -6,7 +6,7 @@ use crate::qp::packet::{PacketLens, PayloadLocation};
 use crate::qp::requester::{Requester, Timer};
 use crate::qp::send_queue::Wqe;
 use crate::qp::{Connection, sges};
-use crate::wire::{AtomicEth, Bth, Extension, Ieth, ImmDt, Opcode, Position, Reth};
+use crate::wire::{AtomicEth, Bth, Extension, Ieth, ImmDt, Opcode, Position, Reth, Transport};
 use crate::work::{Operation, Status};
 use crate::{Instant, RKey, icrc};
 
@@ -209,7 +209,10 @@ impl Requester {
             0
         };
         let ends = self.next + numbers == wqe.end();
-        let mut bth = Bth::new(opcode, connection.peer, self.psn(self.next));
+        let mut bth = connection.bth(opcode, self.psn(self.next));
+        if connection.transport == Transport::Xrc {
+            bth.xrc = self.queue.remote_srq(self.cursor);
+        }
         let suppress = ends && self.may_suppress_ack(wqe, connection);
         bth.ack_req = self.ack_request(numbers, ends, suppress);
         bth.solicited = ends && wqe.solicited;

@@ -8,14 +8,14 @@ use crate::qp::requester::Requester;
 use crate::qp::requester::transmit::{send_headers, write_headers};
 use crate::qp::{Connection, Path};
 use crate::wire::{Bth, Deth, Extension, ImmDt, Opcode};
-use crate::work::{Destination, Operation, PostError, SendRequest, Status};
+use crate::work::{Operation, PostError, Remote, SendRequest, Status};
 
 /// Selects the queue pair's own Q_Key (IBTA vol 1, 10.2.5: controlled Q_Keys).
 const USE_OWN_QKEY: u32 = 0x8000_0000;
 
 impl Requester {
-    pub(crate) fn post_datagram(&mut self, request: &SendRequest<'_>, to: &Destination) -> Result<(), PostError> {
-        self.queue.post_datagram(request, to, self.signal_all)
+    pub(crate) fn post_to(&mut self, request: &SendRequest<'_>, to: &Remote) -> Result<(), PostError> {
+        self.queue.post_to(request, to, self.signal_all)
     }
 
     /// `Ok(None)` when there is none. When `draining`, no request begins.
@@ -35,16 +35,13 @@ impl Requester {
         }
         let wqe = *self.queue.get(self.cursor);
         let index = self.next - wqe.first;
-        let (reliable, extension) = match wqe.operation {
+        let (opcode, extension) = match wqe.operation {
             Operation::Send { imm } => send_headers(&wqe, index, imm),
             Operation::Write { addr, rkey, imm } => write_headers(&wqe, index, addr, rkey, imm),
             // Refused at posting.
             _ => return Err(Status::LocalQpOperation),
         };
-        let Some(opcode) = reliable.uc() else {
-            return Err(Status::LocalQpOperation);
-        };
-        let mut bth = Bth::new(opcode, connection.peer, self.psn(self.next));
+        let mut bth = connection.bth(opcode, self.psn(self.next));
         bth.solicited = opcode.position().ends() && wqe.solicited;
         let offset = index * connection.mtu as u64;
         let len = (u64::from(wqe.len) - offset).min(connection.mtu as u64) as usize;

@@ -16,8 +16,8 @@ use crate::qp::receive_queue::ReceiveQueue;
 use crate::qp::responder::replies::{Replies, ReplyKind};
 use crate::qp::{Connection, Modify, QpInit, RemoteAccess};
 use crate::srq::SharedQueue;
-use crate::wire::{Nak, RnrTimer};
-use crate::work::{Completion, CompletionOpcode, CqId, IpVersion, PostError, ReceiveRequest, SrqId, Status};
+use crate::wire::{Nak, RnrTimer, XrcEth};
+use crate::work::{Completion, CompletionOpcode, CqId, IpVersion, PostError, ReceiveRequest, SrqId, Status, XrcDomain};
 use crate::{Psn, Qpn, RKey};
 
 #[derive(Debug)]
@@ -28,6 +28,8 @@ pub(crate) struct Responder {
     /// The protection domain of its receives: the SRQ's, if any (IBTA vol 1, 10.2.9).
     receive_pd: PdId,
     cq: CqId,
+    /// XRC: whether the current request names no queue of the domain.
+    is_unselected: bool,
     limits: Limits,
 
     expected: Psn,
@@ -127,6 +129,7 @@ impl Responder {
             srq: init.srq,
             receive_pd: srq.map_or(init.pd, SharedQueue::pd),
             cq: init.recv_cq,
+            is_unselected: false,
             limits: Limits::default(),
             expected: Psn::new(0),
             msn: 0,
@@ -176,6 +179,34 @@ impl Responder {
             return out.take_receive(srq, &mut self.queue);
         }
         self.queue.len() > 0
+    }
+
+    /// XRC: selects the queue that a request names, with its protection domain and CQ. One that is
+    /// held for a message keeps its own.
+    pub(crate) fn select_srq(&mut self, named: XrcEth, domain: XrcDomain, out: &Outbox) {
+        let found = out.srqs.find_xrc(named, domain);
+        self.is_unselected = found.is_none();
+        if self.queue.len() > 0 {
+            return;
+        }
+        self.srq = found.map(|(id, _, _)| id);
+        if let Some((_, srq, cq)) = found {
+            (self.receive_pd, self.cq) = (srq.pd(), cq);
+            if !srq.fits(&self.queue) {
+                self.queue = srq.holding_queue();
+            }
+        }
+    }
+
+    pub(crate) const fn receive_pd(&self) -> PdId {
+        self.receive_pd
+    }
+
+    pub(crate) fn discard_receives_of(&mut self, srq: SrqId) {
+        if self.srq == Some(srq) {
+            self.queue.clear();
+            self.srq = None;
+        }
     }
 
     pub(crate) fn has_only_ack(&self) -> bool {

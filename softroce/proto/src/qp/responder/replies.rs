@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 
+use crate::memory::PdId;
 use crate::wire::{Nak, RnrTimer};
 use crate::{Psn, RKey};
 
@@ -30,6 +31,7 @@ pub(crate) enum ReplyKind {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadStream {
+    pub(crate) pd: PdId,
     /// Source of the next response's payload.
     pub(crate) addr: u64,
     pub(crate) rkey: RKey,

@@ -92,6 +92,9 @@ impl Responder {
         memory: &mut M,
         out: &mut Outbox,
     ) -> Result<bool, FatalNak> {
+        if self.is_unselected {
+            return Err(FatalNak::INVALID_REQUEST);
+        }
         let nak_sent = mem::replace(&mut self.nak_sent, false);
         let psn = self.expected;
         let executed = match (packet.bth.opcode.operation(), packet.extension) {
@@ -334,7 +337,7 @@ impl Responder {
                 let stream = read_stream(&reth, connection);
                 // A duplicate's responses end before the expected PSN.
                 let within = psn.add(stream.packets).since(self.expected) <= 0;
-                if within && reth.len <= MAX_MESSAGE && self.limits.access.read {
+                if within && reth.len <= MAX_MESSAGE && self.limits.access.read && !self.is_unselected {
                     self.replies
                         .duplicate_data(psn, self.msn, ReplyKind::Read(stream), depth);
                 }
@@ -352,6 +355,7 @@ impl Responder {
 
 fn read_stream(reth: &Reth, connection: &Connection) -> ReadStream {
     ReadStream {
+        pd: connection.pd,
         addr: reth.va,
         rkey: reth.rkey,
         left: reth.len,

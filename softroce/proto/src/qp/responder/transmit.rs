@@ -1,7 +1,7 @@
 //! Writes the responder's packets.
 
 use crate::Psn;
-use crate::memory::Memory;
+use crate::memory::{AccessContext, Memory};
 use crate::qp::Connection;
 use crate::qp::packet::{PacketLens, PayloadLocation};
 use crate::qp::responder::replies::{ReadStream, Reply, ReplyKind};
@@ -25,14 +25,17 @@ impl Responder {
                 self.replies.pop();
                 return Ok(written);
             };
-            let device_memory =
-                connection.link.is_some() && memory.is_remote_device_memory(connection.access_context(), stream.rkey);
+            let context = AccessContext {
+                pd: stream.pd,
+                qpn: connection.qpn,
+            };
+            let device_memory = connection.link.is_some() && memory.is_remote_device_memory(context, stream.rkey);
             let location = PayloadLocation::registered(device_memory);
             let Some(written) = write_read_headers(reply.psn, reply.msn, stream, location, connection, buf) else {
                 return Ok(None);
             };
             let bytes = stream.bytes(connection);
-            let (context, rkey, addr) = (connection.access_context(), stream.rkey, stream.addr);
+            let (rkey, addr) = (stream.rkey, stream.addr);
             let granted = if bytes == 0 {
                 Ok(())
             } else if written.by_ref > 0 {
@@ -107,7 +110,7 @@ fn write_single(reply: &Reply, connection: &Connection, buf: &mut [u8]) -> Optio
         ),
         ReplyKind::Read(_) => return None,
     };
-    let bth = Bth::new(opcode, connection.peer, reply.psn);
+    let bth = connection.bth(opcode, reply.psn);
     connection.write_packet_headers(buf, &bth, &extension, 0, PayloadLocation::Inline)
 }
 
@@ -125,7 +128,7 @@ fn write_read_headers(
     } else {
         Extension::Aeth(ack(msn))
     };
-    let bth = Bth::new(opcode, connection.peer, psn);
+    let bth = connection.bth(opcode, psn);
     connection.write_packet_headers(buf, &bth, &extension, stream.bytes(connection), location)
 }
 

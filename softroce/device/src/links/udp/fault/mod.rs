@@ -1,15 +1,19 @@
-//! Fault injection: a sending half that drops, duplicates, delays, reorders and corrupts packets.
+//! Fault injection: a sending half that drops, duplicates, delays, reorders, corrupts and paces
+//! packets, and halves that pass none while the port is down.
 //!
 //! [`FaultModel`] decides; the half here applies that to datagrams. A packet is corrupted after it
 //! was sealed: the receiver sees a wrong ICRC and not a wrong message.
 
 mod config;
 mod model;
+mod outage;
 #[cfg(test)]
 mod tests;
 
-pub use config::{FaultConfig, FaultConfigError};
+pub use config::{FaultConfig, FaultConfigError, Outage};
 pub use model::{Corruption, Delivery, FaultModel};
+pub(crate) use outage::OutageClock;
+pub(super) use outage::OutageRx;
 
 use super::{Transmit, TxBatch};
 use doorbell_roce_proto::Instant;
@@ -17,6 +21,11 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
+
+/// How far ahead a port with a rate takes packets: longer than the progress thread oversleeps, and
+/// short beside the local ACK timeouts, which run meanwhile.
+const MAX_BACKLOG: Duration = Duration::from_millis(1);
 
 /// The most delayed packets; more are dropped, as by a switch whose buffer is full.
 const MAX_DELAYED: usize = 1 << 16;
@@ -62,44 +71,76 @@ pub(super) struct FaultTx {
     model: FaultModel,
     delayed: BinaryHeap<Reverse<DelayedPacket>>,
     order: u64,
+    outage: OutageClock,
+    /// When the rate permits to take the rest of the batch.
+    resume: Option<Instant>,
     /// The packets for `inner`; created on first use, with the seal of the first batch.
     due: Option<TxBatch>,
 }
 
 impl FaultTx {
-    pub(super) fn new(inner: Box<dyn Transmit>, config: FaultConfig) -> Self {
+    pub(super) fn new(inner: Box<dyn Transmit>, config: FaultConfig, outage: OutageClock) -> Self {
         Self {
             inner,
             model: FaultModel::new(config),
             delayed: BinaryHeap::new(),
             order: 0,
+            outage,
+            resume: None,
             due: None,
         }
     }
 
-    /// Takes every packet of `batch` that is not dropped.
+    /// Takes the packets of `batch` that are not dropped, as far as the rate permits.
     fn delay_packets(&mut self, batch: &mut TxBatch, now: Instant) {
-        for (envelope, packet) in batch.packets() {
-            for delivery in self.model.decide(now, packet.len()) {
-                if self.delayed.len() == MAX_DELAYED {
-                    break;
-                }
-                self.delayed.push(Reverse(DelayedPacket {
-                    at: delivery.at,
-                    order: self.order,
-                    dst: envelope.dst,
-                    bytes: packet.into(),
-                    corruption: delivery.corruption,
-                }));
-                self.order += 1;
+        let mut taken = 0;
+        self.resume = None;
+        for run in batch.runs() {
+            let backlog = self.model.backlog(now);
+            if backlog > MAX_BACKLOG {
+                self.resume = Some(now + (backlog - MAX_BACKLOG));
+                break;
             }
+            for packet in run.bytes.chunks(run.segment) {
+                self.delay_packet(run.dst, packet, now);
+            }
+            taken += 1;
         }
+        batch.consume(taken);
+    }
+
+    fn delay_packet(&mut self, dst: SocketAddr, packet: &[u8], now: Instant) {
+        for delivery in self.model.decide(now, packet.len()) {
+            if self.delayed.len() == MAX_DELAYED {
+                break;
+            }
+            self.delayed.push(Reverse(DelayedPacket {
+                at: delivery.at,
+                order: self.order,
+                dst,
+                bytes: packet.into(),
+                corruption: delivery.corruption,
+            }));
+            self.order += 1;
+        }
+    }
+
+    fn lose_all(&mut self, batch: &mut TxBatch) {
         batch.clear();
+        self.delayed.clear();
+        self.resume = None;
+        if let Some(due) = &mut self.due {
+            due.clear();
+        }
     }
 }
 
 impl Transmit for FaultTx {
     fn transmit(&mut self, batch: &mut TxBatch, now: Instant) -> io::Result<()> {
+        if self.outage.is_down() {
+            self.lose_all(batch);
+            return Ok(());
+        }
         self.delay_packets(batch, now);
         let due = self.due.get_or_insert_with(|| batch.clone_empty());
         while let Some(Reverse(next)) = self.delayed.peek().filter(|next| next.0.at <= now) {
@@ -120,12 +161,13 @@ impl Transmit for FaultTx {
         self.inner.transmit(due, now)
     }
 
-    /// The earliest delayed packet; at once when the socket had no space for all that was due.
+    /// The earliest delayed packet, or when the rate permits more; at once when the socket had no
+    /// space for all that was due.
     fn due(&self) -> Option<Instant> {
         if self.due.as_ref().is_some_and(|due| !due.is_empty()) {
             return Some(Instant::ZERO);
         }
         let held = self.delayed.peek().map(|next| next.0.at);
-        held.into_iter().chain(self.inner.due()).min()
+        held.into_iter().chain(self.resume).chain(self.inner.due()).min()
     }
 }

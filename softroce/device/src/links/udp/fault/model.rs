@@ -40,12 +40,32 @@ pub struct Delivery {
 pub struct FaultModel {
     config: FaultConfig,
     packets: u64,
+    /// When the port has sent what it took, at its rate.
+    free_at: Instant,
 }
 
 impl FaultModel {
     /// The model of `config`, before its first packet.
     pub fn new(config: FaultConfig) -> Self {
-        Self { config, packets: 0 }
+        Self {
+            config,
+            packets: 0,
+            free_at: Instant::ZERO,
+        }
+    }
+
+    /// For how long, from `now` on, the port sends what it took.
+    pub(super) fn backlog(&self, now: Instant) -> Duration {
+        self.free_at - now
+    }
+
+    /// When a packet of `len` bytes that the port takes at `now` has been sent.
+    fn send(&mut self, now: Instant, len: usize) -> Instant {
+        let nanoseconds = (len as u64 * 8 * 1_000_000_000).checked_div(self.config.rate);
+        nanoseconds.map_or(now, |nanoseconds| {
+            self.free_at = now.max(self.free_at) + Duration::from_nanos(nanoseconds);
+            self.free_at
+        })
     }
 
     /// The arrivals of the next packet, which is `len` bytes long and sent at `now`: none when it
@@ -63,7 +83,7 @@ impl FaultModel {
             offset: draw.below(len.max(1) as u64) as usize,
             mask: 1 + draw.below(255) as u8,
         };
-        let at = now + self.config.delay;
+        let at = self.send(now, len) + self.config.delay;
         let original = Delivery {
             at: if reordered { at + held } else { at },
             corruption: corrupted.then_some(corruption),

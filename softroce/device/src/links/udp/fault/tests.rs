@@ -49,7 +49,8 @@ fn link(faults: &str, max_runs: usize) -> (FaultTx, Wire, TxBatch) {
         max_runs,
     };
     let batch = TxBatch::new(SocketAddr::from(([127, 0, 0, 1], 1)), seal);
-    (FaultTx::new(Box::new(recorder), config(faults)), wire, batch)
+    let tx = FaultTx::new(Box::new(recorder), config(faults), OutageClock::default());
+    (tx, wire, batch)
 }
 
 fn push(batch: &mut TxBatch, number: u32) {
@@ -83,12 +84,14 @@ fn send(faults: &str, packets: u32, max_runs: usize) -> Vec<Vec<u8>> {
 
 #[test]
 fn a_config_reads_what_it_writes() {
-    let text = "drop=0.05,duplicate=0.01,reorder=0.02,corrupt=0.01,delay=100us,seed=7";
+    let text = "drop=0.05,duplicate=0.01,reorder=0.02,corrupt=0.01,delay=100us,rate=1500Mb,down=3s+500ms,seed=7";
     let parsed = config(text);
     assert_eq!(parsed.delay, Duration::from_micros(100));
     assert_eq!((parsed.drop, parsed.corrupt, parsed.seed), (0.05, 0.01, 7));
     assert_eq!(parsed.to_string(), text);
     assert!(parsed.is_active());
+    assert_eq!(parsed.rate, 1_500_000_000);
+    assert_eq!(config("rate=1.5Gb/s,down=0").to_string(), "rate=1500Mb,down=0s,seed=0");
     assert_eq!(config(" drop = 0.5 , delay=1500ns ,"), config("delay=1500 ns,drop=0.5"));
     assert_eq!(config("delay=2s,drop=0").to_string(), "delay=2s,seed=0");
     assert_eq!(config(""), FaultConfig::default());
@@ -101,7 +104,7 @@ fn a_bad_config_is_explained() {
     assert_eq!(error("drop"), "'drop' is not NAME=VALUE, such as drop=0.05");
     assert_eq!(
         error("dorp=0.1"),
-        "no fault is called 'dorp': there are drop, duplicate, reorder, corrupt, delay and seed"
+        "no fault is called 'dorp': there are drop, duplicate, reorder, corrupt, delay, rate, down and seed"
     );
     assert_eq!(error("drop=0.1,drop=0.2"), "'drop' is given twice");
     for value in ["1.5", "-0.1", "NaN", "5%", ""] {
@@ -121,6 +124,14 @@ fn a_bad_config_is_explained() {
     ] {
         let expected = "expected a time of at most 10 s with its unit, such as 100us, 5ms or 1s";
         assert_eq!(error(&format!("delay={value}")), format!("delay={value}: {expected}"));
+    }
+    for value in ["1", "Gb", "0.9Mb", "2000Gb", "1GB", "-1Gb"] {
+        let expected = "expected a rate from 1Mb to 1000Gb, such as 500Mb or 2.5Gb";
+        assert_eq!(error(&format!("rate={value}")), format!("rate={value}: {expected}"));
+    }
+    for value in ["soon", "3", "3s+", "3s+0", "+1s"] {
+        let expected = "expected when it begins and, after a +, how long it lasts, such as 3s or 3s+500ms";
+        assert_eq!(error(&format!("down={value}")), format!("down={value}: {expected}"));
     }
     assert_eq!(error("seed=-1"), "seed=-1: expected a whole number");
 }
@@ -192,6 +203,39 @@ fn a_delayed_packet_goes_when_it_is_due() {
     tx.transmit(&mut batch, Instant(101_000)).unwrap();
     assert_eq!(wire.lock().unwrap().len(), 1);
     assert_eq!(tx.due(), None);
+}
+
+/// The rest stays in the batch: the engine's timers start when a packet leaves it.
+#[test]
+fn a_rate_spaces_packets_and_holds_the_rest_back() {
+    // 64 bytes at 1 Mb/s take 512 µs: the third packet begins after more than a millisecond.
+    let (mut tx, wire, mut batch) = link("rate=1Mb", usize::MAX);
+    batch.separate();
+    (0..6).for_each(|number| push(&mut batch, number));
+    let mut now = Instant(1_000);
+    tx.transmit(&mut batch, now).unwrap();
+    assert_eq!((batch.len(), wire.lock().unwrap().len()), (4, 0));
+    let mut sent = Vec::new();
+    while let Some(due) = tx.due() {
+        now = due;
+        tx.transmit(&mut batch, now).unwrap();
+        let packets = wire.lock().unwrap().len();
+        sent.extend((sent.len()..packets).map(|_| now.0));
+    }
+    assert!(batch.is_empty());
+    assert_eq!(sent, [1, 2, 3, 4, 5, 6].map(|number| 1_000 + number * 512_000));
+}
+
+#[test]
+fn nothing_is_sent_while_the_port_is_down() {
+    let (mut tx, wire, mut batch) = link("delay=1us", usize::MAX);
+    push(&mut batch, 0);
+    tx.transmit(&mut batch, Instant(1_000)).unwrap();
+    tx.outage = OutageClock::new(config("down=0").down, 0);
+    push(&mut batch, 1);
+    tx.transmit(&mut batch, Instant(9_000)).unwrap();
+    assert!(batch.is_empty() && tx.due().is_none());
+    assert!(wire.lock().unwrap().is_empty());
 }
 
 #[test]

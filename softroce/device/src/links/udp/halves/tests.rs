@@ -189,7 +189,7 @@ fn a_mapped_address_is_ipv4() {
 fn faults_apply_to_real_sockets() {
     let faults = "corrupt=1,duplicate=1".parse().unwrap();
     let (a, mut b) = (open_any("127.0.0.1"), open_any("127.0.0.1"));
-    let mut a = a.with_faults(faults);
+    let mut a = a.with_faults(faults, 0);
     let mut batch = TxBatch::new(a.local, seal);
     for _ in 0..8 {
         push(&mut batch, 100, 9, b.local);

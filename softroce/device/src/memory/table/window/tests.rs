@@ -31,6 +31,7 @@ const BINDABLE: Rights = Rights {
     remote_read: false,
     remote_atomic: false,
     bind: true,
+    on_demand: false,
 };
 const IOVA: u64 = 0x1_0000;
 
