@@ -216,9 +216,9 @@ fn qperf() -> Vec<Case> {
 }
 
 /// Its client sends without RNR retries, so the server must have posted all receives: as many as
-/// there are blocks. Its engine for TCP does not verify.
+/// there are blocks. Its engine for TCP does not verify. Its processes would leave their group.
 fn fio() -> Case {
-    let common = "--ioengine=rdma --port=PORT --bs=64k --size=16m --verify=crc32c";
+    let common = "--thread --ioengine=rdma --port=PORT --bs=64k --size=16m --verify=crc32c";
     let server = format!("fio --name=server {common} --iodepth=256 --rw=read");
     let client = format!("fio --name=client {common} --iodepth=8 --rw=write --verb=send --do_verify=0 --hostname=HOST");
     Case::new(
@@ -274,15 +274,15 @@ fn ucx() -> Vec<Case> {
     cases
 }
 
-/// Bandwidth is of 64 KiB messages, latency of 8 bytes.
-fn ucx_options(test: &str, iterations: usize) -> String {
-    let size = if test.ends_with("_bw") { 65536 } else { 8 };
+fn ucx_options(test: &str, size: usize, iterations: usize) -> String {
     format!("-t {test} -s {size} -n {iterations} -w 100 -f")
 }
 
+/// Bandwidth is of 64 KiB messages, latency of 8 bytes.
 fn ucp(transport: &'static str, test: &'static str) -> Case {
+    let size = if test.ends_with("_bw") { 65536 } else { 8 };
     let run = |tls: &'static str, iterations: usize, read| {
-        let client = format!("ucx_perftest -p PORT HOST {}", ucx_options(test, iterations));
+        let client = format!("ucx_perftest -p PORT HOST {}", ucx_options(test, size, iterations));
         pair("ucx_perftest -p PORT", Ready::Listening, &client, read).with(&[("UCX_TLS", tls)])
     };
     let tls = if transport == "rc" { "rc_v,self" } else { "ud_v,self" };
@@ -305,9 +305,10 @@ fn ucp(transport: &'static str, test: &'static str) -> Case {
     }
 }
 
+/// Of 8 bytes, as short messages are.
 fn uct(transport: &'static str, test: &'static str) -> Case {
     let run = |device: &str, read| {
-        let client = format!("ucx_perftest -p PORT HOST {} {device}", ucx_options(test, 2000));
+        let client = format!("ucx_perftest -p PORT HOST {} {device}", ucx_options(test, 8, 2000));
         pair("ucx_perftest -p PORT", Ready::Listening, &client, read)
     };
     let read = if test.ends_with("_bw") {
