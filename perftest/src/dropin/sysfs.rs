@@ -85,7 +85,11 @@ impl Address {
             index,
             address,
             kind: if is_v2 { "RoCE v2" } else { "IB/RoCE v1" },
-            interface: if_indextoname(interface).ok().and_then(|name| name.into_string().ok()),
+            // Index 0, of an interface that is unknown, has an empty name.
+            interface: if_indextoname(interface)
+                .ok()
+                .and_then(|name| name.into_string().ok())
+                .filter(|name| !name.is_empty()),
         }
     }
 
@@ -249,5 +253,6 @@ mod tests {
         assert_eq!(file(&format!("{port}/gids/3")), Some(gid));
         assert_eq!(file("sys/class/infiniband_verbs/uverbs0/ibdev"), Some("soft0\n"));
         assert_eq!(file("dev/infiniband/uverbs0"), Some("/dev/null"));
+        assert!(files.iter().all(|(path, _)| !path.ends_with('/')), "{files:?}");
     }
 }
