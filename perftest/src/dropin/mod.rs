@@ -99,8 +99,14 @@ fn environment(
 ) -> Result<Vec<Variable>, Failure> {
     let libraries = library::find(!args.no_sysfs)?;
     let fill = |files: Option<&[sysfs::File]>| {
-        folder::fill(folder, &libraries, files, copies)
-            .map_err(|e| own(format!("cannot set up {}: {e}", folder.display())))
+        let mut variables = folder::fill(folder, &libraries, files, copies)
+            .map_err(|e| own(format!("cannot set up {}: {e}", folder.display())))?;
+        // The program's kernels may wait for messages while its launches wait for the kernels.
+        const CONTEXT: &str = "DOORBELL_GPU_CONTEXT";
+        if env::var_os(CONTEXT).is_none_or(|value| value.is_empty()) {
+            variables.push((CONTEXT, "separate".into()));
+        }
+        Ok(variables)
     };
     if args.no_sysfs {
         if !copies.is_empty() {

@@ -24,11 +24,6 @@ pub(super) fn devices(args: &DropinArgs) -> Result<(Vec<Variable>, Vec<DeviceCon
     if let Some(port) = args.port {
         variables.push(("DOORBELL_SOFT_PORT", port.to_string().into()));
     }
-    // The program's kernels may wait for messages while its launches wait for the kernels.
-    const CONTEXT: &str = "DOORBELL_GPU_CONTEXT";
-    if env::var_os(CONTEXT).is_none_or(|value| value.is_empty()) {
-        variables.push((CONTEXT, "separate".into()));
-    }
     for (name, value) in [("DOORBELL_LINK", args.link.clone()), ("DOORBELL_FAULTS", faults(args)?)] {
         variables.extend(value.map(|value| (name, value.into())));
     }
