@@ -21,7 +21,7 @@ struct library {
 /* Returns the line of a failed check. */
 #define CHECK(holds) do { if (!(holds)) return __LINE__; } while (0)
 
-enum { TIMEOUT_S = 20, FROM_DEVICE = 14, AT = 64 };
+enum { TIMEOUT_S = 20, FROM_DEVICE = 16, AT = 64 };
 
 static int connect_to_itself(const struct library *lib, struct ibv_qp *qp, const union ibv_gid *gid)
 {
@@ -86,7 +86,7 @@ int use_inlines(struct ibv_context *context, struct ibv_pd *pd, struct ibv_mr *m
 	CHECK(device.hca_core_clock == 1000000 && device.max_dm_size >= dm_attr.length && device.phys_port_cnt_ex == 1);
 
 	struct ibv_dm *dm = ibv_alloc_dm(context, &dm_attr);
-	CHECK(dm && !ibv_memcpy_to_dm(dm, 8, "in the device", FROM_DEVICE));
+	CHECK(dm && !ibv_memcpy_to_dm(dm, 8, "of the device..", FROM_DEVICE));
 	struct ibv_mr *on_device = ibv_reg_dm_mr(pd, dm, 8, 64, access);
 	CHECK(on_device && ibv_free_dm(dm) == EBUSY);
 	struct ibv_mr *null = ibv_alloc_null_mr(pd);
@@ -132,7 +132,7 @@ int use_inlines(struct ibv_context *context, struct ibv_pd *pd, struct ibv_mr *m
 	CHECK(ibv_wc_read_opcode(cq) == IBV_WC_RDMA_WRITE && ibv_wc_read_completion_ts(cq) >= first);
 	ibv_end_poll(cq);
 	CHECK(!ibv_query_rt_values_ex(context, &values) && first && (uint64_t)values.raw_clock.tv_nsec >= first);
-	CHECK(!memcmp(mr->addr, "in the device", FROM_DEVICE) && !memcmp((char *)mr->addr + AT, "inline", 7));
+	CHECK(!memcmp(mr->addr, "of the device..", FROM_DEVICE) && !memcmp((char *)mr->addr + AT, "inline", 7));
 
 	CHECK(!lib->destroy_qp(qp) && !lib->destroy_cq(ibv_cq_ex_to_cq(cq)));
 	CHECK(!lib->dereg_mr(on_device) && !lib->dereg_mr(null) && !ibv_free_dm(dm));

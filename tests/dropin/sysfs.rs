@@ -88,7 +88,7 @@ fn every_path_lookup_sees_the_same() {
     let script = r#"
         cd /sys/class/infiniband/soft0 && cat node_type
         test -d /sys/class/infiniband -a -r /sys//class/infiniband/soft0/fw_ver -a ! -e /sys/class/infiniband/soft1 && echo tested
-        stat -c %F /sys/class/infiniband/soft0
+        stat -c %F /sys/class/infiniband/soft0; stat -L -c %F /sys/class/infiniband/soft0
         realpath /sys/class/infiniband/soft0/ports/1
         readlink -f /sys/class/infiniband/../infiniband/soft0 || true
         find /sys/class/infiniband_verbs -name ibdev
@@ -100,6 +100,7 @@ fn every_path_lookup_sees_the_same() {
     let expected = [
         "1: CA",
         "tested",
+        "symbolic link",
         "directory",
         "/sys/devices/pcid00b:00/d00b:00:00.0/infiniband/soft0/ports/1",
         "/sys/devices/pcid00b:00/d00b:00:00.0/infiniband/soft0",

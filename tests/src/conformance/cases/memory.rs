@@ -302,20 +302,20 @@ fn dm_local(bench: &Bench) -> Result<()> {
     let pair = bench.pair(&Setup::default())?;
     let dm = pair.a.device().memory(4096)?;
     let region = pair.a.pd.register_dm(&dm, 0, 4096, IBV_ACCESS_LOCAL_WRITE)?;
-    ensure!(dm.put(8, b"from the device") == Errno(0), "not copied in");
+    ensure!(dm.put(8, b"from the device.") == Errno(0), "not copied in");
     pair.b.expect(1, 0, 64)?;
-    pair.a.post(Send::new(IBV_WR_SEND).id(2).sge(region.sge(8, 15)))?;
+    pair.a.post(Send::new(IBV_WR_SEND).id(2).sge(region.sge(8, 16)))?;
     pair.a.sent.done(2)?;
     pair.b.received.done(1)?;
-    ensure!(pair.b.bytes(0, 15) == b"from the device", "other bytes arrived");
+    ensure!(pair.b.bytes(0, 16) == b"from the device.", "other bytes arrived");
     ensure!(
         pair.a.qp.receive_one(Recv::new(3).sge(region.sge(1000, 64))) == Errno(0),
         "the receive was refused"
     );
-    pair.b.post(Send::new(IBV_WR_SEND).id(4).inline(b"to the device"))?;
+    pair.b.post(Send::new(IBV_WR_SEND).id(4).inline(b"to the device..."))?;
     pair.b.sent.done(4)?;
     pair.a.received.done(3)?;
-    ensure!(dm.get(1000, 13)? == b"to the device", "other bytes arrived");
+    ensure!(dm.get(1000, 16)? == b"to the device...", "other bytes arrived");
     Ok(())
 }
 
