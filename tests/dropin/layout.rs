@@ -1,9 +1,11 @@
 //! The output of the classic tools compared with the C tools', to the column, on the userspace
 //! device. Measured values, numbers and keys are masked, but not their widths.
 
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -53,9 +55,18 @@ fn command(tool: &str, stock: Option<&str>, folder: &Path, here: &str) -> Comman
     command
 }
 
+/// Below the ephemeral range, from which a connection could take it before the server listens;
+/// each process of tests begins elsewhere.
 pub(crate) fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port()
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    let start = std::process::id().wrapping_mul(61);
+    loop {
+        let next = start.wrapping_add(TAKEN.fetch_add(1, Ordering::Relaxed));
+        let port = 20_000 + (next % 12_000) as u16;
+        if TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// Waits until a server listens or is gone; one that does neither is killed.

@@ -6,10 +6,11 @@ mod variables;
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -120,9 +121,18 @@ impl Tools {
     }
 }
 
+/// Below the ephemeral range, from which a connection could take it before the tool listens; each
+/// process of tests begins elsewhere.
 pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port()
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    let start = std::process::id().wrapping_mul(61);
+    loop {
+        let next = start.wrapping_add(TAKEN.fetch_add(1, Ordering::Relaxed));
+        let port = 20_000 + (next % 12_000) as u16;
+        if TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// A running tool, killed when dropped.
