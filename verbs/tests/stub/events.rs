@@ -116,7 +116,7 @@ pub(super) fn completed(cq: &Cq, failed: bool) {
     }
     *armed = None;
     // SAFETY: live as long as the queue.
-    if let Some(channel) = unsafe { cq.raw.channel.cast::<Channel>().as_ref() } {
+    if let Some(channel) = unsafe { cq.channel().cast::<Channel>().as_ref() } {
         channel.queue.lock().unwrap().push_back((&raw const *cq) as usize);
         post(channel.raw.fd);
     }
@@ -125,9 +125,9 @@ pub(super) fn completed(cq: &Cq, failed: bool) {
 pub(super) fn forget(cq: &Cq) {
     let address = (&raw const *cq) as usize;
     // SAFETY: live.
-    unsafe { stub_of(cq.raw.context) }.all_acknowledged(address);
+    unsafe { stub_of(cq.context()) }.all_acknowledged(address);
     // SAFETY: live as long as the queue.
-    if let Some(channel) = unsafe { cq.raw.channel.cast::<Channel>().as_ref() } {
+    if let Some(channel) = unsafe { cq.channel().cast::<Channel>().as_ref() } {
         channel.queue.lock().unwrap().retain(|other| *other != address);
     }
 }

@@ -12,6 +12,7 @@ mod windows;
 
 use core::ffi::c_int;
 use lock::{Mutex, MutexGuard};
+use std::cell::UnsafeCell;
 use std::collections::{HashMap, VecDeque};
 use std::ffi::CString;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -152,8 +153,9 @@ struct State {
 
 #[repr(C)]
 struct Cq {
-    /// Begins with the fields of a classic queue.
-    raw: ibv_cq_ex,
+    /// Begins with the fields of a classic queue. A polling thread writes some of them while others
+    /// have references to the rest.
+    raw: UnsafeCell<ibv_cq_ex>,
     poll: Mutex<Option<extended_cq::Open>>,
     queue: Mutex<VecDeque<ibv_wc>>,
     /// Whether the next completion raises an event; and if only a failed one (none is solicited).
@@ -163,11 +165,26 @@ struct Cq {
 impl Cq {
     fn leak(raw: ibv_cq_ex) -> *mut Self {
         Box::into_raw(Box::new(Self {
-            raw,
+            raw: UnsafeCell::new(raw),
             poll: Mutex::default(),
             queue: Mutex::default(),
             armed: Mutex::default(),
         }))
+    }
+
+    fn context(&self) -> *mut ibv_context {
+        // SAFETY: the field is written at creation only.
+        unsafe { (*self.raw.get()).context }
+    }
+
+    fn channel(&self) -> *mut ibv_comp_channel {
+        // SAFETY: as above.
+        unsafe { (*self.raw.get()).channel }
+    }
+
+    fn cqe(&self) -> c_int {
+        // SAFETY: written at creation, and by a resize, while no other thread uses the queue.
+        unsafe { (*self.raw.get()).cqe }
     }
 }
 
@@ -425,7 +442,7 @@ fn push(cq: usize, wc: ibv_wc) {
     let cq = unsafe { &*(cq as *const Cq) };
     let mut queue = cq.queue.lock().unwrap();
     queue.push_back(wc);
-    assert!(queue.len() <= cq.raw.cqe as usize, "the completion queue has overrun");
+    assert!(queue.len() <= cq.cqe() as usize, "the completion queue has overrun");
     drop(queue);
     events::completed(cq, wc.status != IBV_WC_SUCCESS);
 }

@@ -453,7 +453,7 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num: c_int, wc: *mut ibv_wc) -> c_
     // SAFETY: made by create_cq.
     let cq = unsafe { &*cq.cast::<Cq>() };
     // SAFETY: a live context.
-    if unsafe { stub_of(cq.raw.context) }.failing(Verb::PollCq).is_some() {
+    if unsafe { stub_of(cq.context()) }.failing(Verb::PollCq).is_some() {
         return -1;
     }
     let mut queue = cq.queue.lock().unwrap();
