@@ -1,16 +1,18 @@
 //! The output of the classic tools compared with the C tools', to the column, on the userspace
 //! device. Measured values, numbers and keys are masked, but not their widths.
 
-use std::net::{Ipv4Addr, TcpListener};
+#[path = "../../perftest/tests/common/ports.rs"]
+mod ports;
+
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Command};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use doorbell_tests::process::has_listener;
 
+pub(crate) use self::ports::free_port;
 use crate::{address, built, doorbell, missing, texts};
 
 /// Short runs that differ in their output.
@@ -53,20 +55,6 @@ fn command(tool: &str, stock: Option<&str>, folder: &Path, here: &str) -> Comman
     };
     command.env("DOORBELL_SOFT_ADDR", here).current_dir(folder);
     command
-}
-
-/// Below the ephemeral range, from which a connection could take it before the server listens;
-/// each process of tests begins elsewhere.
-pub(crate) fn free_port() -> u16 {
-    static TAKEN: AtomicU32 = AtomicU32::new(0);
-    let start = std::process::id().wrapping_mul(61);
-    loop {
-        let next = start.wrapping_add(TAKEN.fetch_add(1, Ordering::Relaxed));
-        let port = 20_000 + (next % 12_000) as u16;
-        if TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
-            return port;
-        }
-    }
 }
 
 /// Waits until a server listens or is gone; one that does neither is killed.

@@ -2,15 +2,14 @@
 
 #![allow(dead_code, reason = "each test program that has this module uses a part of it")]
 
+mod ports;
 mod variables;
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
-use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,6 +18,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
+pub(crate) use self::ports::free_port;
 use self::variables::VARIABLES;
 
 pub(crate) const TOOLS: [&str; 8] = [
@@ -118,20 +118,6 @@ impl Tools {
             serde_json::from_str(&text).unwrap_or_else(|e| panic!("{line}: {end}: {e}: {text}"))
         };
         (client, read("client"), read("server"))
-    }
-}
-
-/// Below the ephemeral range, from which a connection could take it before the tool listens; each
-/// process of tests begins elsewhere.
-pub(crate) fn free_port() -> u16 {
-    static TAKEN: AtomicU32 = AtomicU32::new(0);
-    let start = std::process::id().wrapping_mul(61);
-    loop {
-        let next = start.wrapping_add(TAKEN.fetch_add(1, Ordering::Relaxed));
-        let port = 20_000 + (next % 12_000) as u16;
-        if TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
-            return port;
-        }
     }
 }
 
