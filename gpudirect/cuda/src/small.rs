@@ -125,7 +125,8 @@ impl LaunchPolicy {
             (true, false) => {
                 self.launch_score = decrement(self.launch_score);
                 // Kernels that are waited for in turns come and go.
-                self.backoff = if self.takes_turns { self.backoff / 2 } else { BACKOFF[0] }.max(BACKOFF[0]);
+                let shorter = if self.takes_turns { self.backoff / 2 } else { BACKOFF[0] };
+                self.backoff = shorter.max(BACKOFF[0]);
             }
             (false, false) => {
                 self.launch_score = (self.launch_score + 1).min(POLICY_THRESHOLD);
