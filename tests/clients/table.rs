@@ -33,8 +33,11 @@ fn is_of(line: &str, case: &Case) -> bool {
     (cell(line, 0), cell(line, 2)) == (case.client, &*case.mode)
 }
 
-/// The version of Debian's package that is installed.
+/// The version of Debian's package that is installed, or of a crate.
 pub(crate) fn version(package: &str) -> Result<String> {
+    if let Some((_, version)) = package.split_once('@') {
+        return Ok(version.to_owned());
+    }
     let output = Command::new("dpkg-query")
         .args(["-W", "-f", "${Version}", package])
         .output()

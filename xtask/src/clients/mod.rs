@@ -2,12 +2,14 @@
 //! of docs/CLIENTS.md. It installs them and builds; the program `clients` of `tests/clients` runs
 //! the rows.
 
+mod crates;
+
 use crate::{
-    ci::{Verdict, command, lacking, rows, succeed},
+    ci::{Verdict, command, lacking, rows, stdout, succeed},
     setup, target_folder,
 };
 use anyhow::Result;
-use std::path::Path;
+use std::{path::Path, process::Command};
 
 const HELP: &str = "\
 Run RDMA programs that others wrote on the drop-in libraries
@@ -64,9 +66,25 @@ pub(crate) fn run(programs: &Path, arguments: &[&str]) -> Result<Verdict> {
     if arguments.contains(&"--full") {
         needs.extend(setup::LARGE_CLIENTS);
     }
+    let program = programs.join("clients");
+    let of_crates = chooses_crates(&program, arguments)?;
+    if of_crates {
+        needs.extend(setup::RDMA_CORE);
+    }
     match setup::provide(&needs)?.as_slice() {
         [] => {}
         missing => return lacking(missing),
     }
-    rows::verdict(&[rows::run(&programs.join("clients"), arguments, &[])?])
+    if of_crates {
+        crates::build(&programs.with_file_name("crates"))?;
+    }
+    rows::verdict(&[rows::run(&program, arguments, &[])?])
+}
+
+/// Whether rows of crates are among those that the arguments choose.
+fn chooses_crates(program: &Path, arguments: &[&str]) -> Result<bool> {
+    let list = stdout(Command::new(program).args(arguments).arg("--list"))?;
+    Ok(String::from_utf8_lossy(&list)
+        .lines()
+        .any(|row| row.starts_with("crate ")))
 }
