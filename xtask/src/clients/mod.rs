@@ -5,7 +5,7 @@
 mod crates;
 
 use crate::{
-    ci::{Verdict, command, lacking, rows, stdout, succeed},
+    ci::{Verdict, command, lacking, rows, succeed},
     setup, target_folder,
 };
 use anyhow::Result;
@@ -46,8 +46,10 @@ pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
             Ok(1)
         }
         Ok(_) => Ok(0),
-        // Each failed row has been printed.
-        Err(_) => Ok(1),
+        Err(error) => {
+            eprintln!("clients: {error:#}");
+            Ok(1)
+        }
     }
 }
 
@@ -83,7 +85,8 @@ pub(crate) fn run(programs: &Path, arguments: &[&str]) -> Result<Verdict> {
 
 /// Whether rows of crates are among those that the arguments choose.
 fn chooses_crates(program: &Path, arguments: &[&str]) -> Result<bool> {
-    let list = stdout(Command::new(program).args(arguments).arg("--list"))?;
+    // A wrong call is reported by the run itself.
+    let list = Command::new(program).args(arguments).arg("--list").output()?.stdout;
     Ok(String::from_utf8_lossy(&list)
         .lines()
         .any(|row| row.starts_with("crate ")))
