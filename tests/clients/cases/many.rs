@@ -47,7 +47,11 @@ fn each(end: &str, line: &str, pause: &str) -> String {
 
 /// A server of qperf serves one client at a time, so each client has its own.
 fn qperf(test: &str) -> Run {
-    let clients = each("client", &format!("qperf -lp $port -cm1 -t 1 -to 30 -vvs HOST {test}"), "0");
+    let clients = each(
+        "client",
+        &format!("qperf -lp $port -cm1 -t 1 -to 30 -vvs HOST {test}"),
+        "0",
+    );
     let quit = each("quit", "qperf -lp $port HOST quit", "0");
     let servers = each("server", "qperf -lp $port", "0");
     pair(
