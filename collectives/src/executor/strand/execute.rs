@@ -19,8 +19,7 @@ impl StrandRunner {
         links: &mut [Option<Link>],
     ) -> Result<bool, Failed> {
         let begun = self.execution;
-        let slice_count = self.slice_count(op);
-        while self.execution.slice < slice_count && self.carry_out(op, protocol, slices, links)? {
+        while !self.is_executed() && self.carry_out(op, protocol, slices, links)? {
             // Bounds the pending sends.
             let oldest = self.pending.first().map_or(u32::MAX, |send| send.slice);
             if oldest < self.execution.slice {

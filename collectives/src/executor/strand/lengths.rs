@@ -142,7 +142,7 @@ impl StrandRunner {
         if let Some(lengths) = lengths.get(self.lengths_sent) {
             return Some((self.channel, 0, lengths.peer, Awaited::Credit));
         }
-        let last = self.is_executed(op).then(|| self.awaited_lengths.first())??;
+        let last = self.is_executed().then(|| self.awaited_lengths.first())??;
         let steps = op.ready.program.strands[self.strand as usize].instructions.len();
         Some((self.channel, steps as u32, last.peer, Awaited::Message))
     }

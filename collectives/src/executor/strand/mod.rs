@@ -60,6 +60,8 @@ pub(super) struct StrandRunner {
     pub(super) next: u64,
     running: bool,
     slices: Slices,
+    /// The number of slices of the operation on this channel.
+    slice_count: u32,
     execution: Position,
     grants: Position,
     /// Control writes are queued that did not fit in the send queue.
@@ -107,6 +109,7 @@ impl StrandRunner {
             next: 0,
             running: false,
             slices: Slices::default(),
+            slice_count: 0,
             execution: Position::default(),
             grants: Position::default(),
             control_writes_pending: false,
@@ -130,7 +133,11 @@ impl StrandRunner {
         if let Some(lengths) = &op.ready.lengths {
             self.begin_length_exchange(&lengths[self.strand as usize]);
         }
-        self.slices.begin(op, self.place());
+        let slices = op.ready.layout.extent.slices;
+        self.slice_count = (slices - self.channel.min(slices)).div_ceil(op.channels);
+        if slices > 1 {
+            self.slices.begin(op, self.place());
+        }
         let layout = &op.ready.layout;
         if layout.scratch_len + layout.partial_len > 0 {
             let scratch = layout.scratch_len as usize * op.function.bytes(BlockForm::Element);
@@ -169,14 +176,27 @@ impl StrandRunner {
             self.begin(op, domain)
                 .map_err(|error| Failed::Device(error.to_string()))?;
         }
+        if op.ready.only_slice.is_some() {
+            return self.run_by_transport(op, &mut Slices::default(), links);
+        }
         // Not changed while actions are carried out; a report after a failure needs them.
         let mut slices = core::mem::take(&mut self.slices);
-        let driven = match op.transport {
-            Transport::Lines(lines) => self.run(op, LineSlots(lines), &mut slices, links),
-            Transport::Simple { granted_from, .. } => self.run(op, SimpleSlots { granted_from }, &mut slices, links),
-        };
+        let driven = self.run_by_transport(op, &mut slices, links);
         self.slices = slices;
         driven
+    }
+
+    #[inline(always)]
+    fn run_by_transport(
+        &mut self,
+        op: &ActiveOperation,
+        slices: &mut Slices,
+        links: &mut [Option<Link>],
+    ) -> Result<DriveResult, Failed> {
+        match op.transport {
+            Transport::Lines(lines) => self.run(op, LineSlots(lines), slices, links),
+            Transport::Simple { granted_from, .. } => self.run(op, SimpleSlots { granted_from }, slices, links),
+        }
     }
 
     #[inline(always)]
@@ -200,7 +220,7 @@ impl StrandRunner {
                 further |= self.send_pending(op, protocol, slices, links)?;
             }
             moved |= further;
-            done = self.is_executed(op) && self.pending.is_empty();
+            done = self.is_executed() && self.pending.is_empty();
             blocked = done || !further;
         }
         if moved || self.control_writes_pending {
@@ -221,14 +241,8 @@ impl StrandRunner {
     }
 
     #[inline]
-    fn slice_count(&self, op: &ActiveOperation) -> u32 {
-        let slices = op.ready.layout.extent.slices;
-        (slices - self.channel.min(slices)).div_ceil(op.channels)
-    }
-
-    #[inline]
-    fn is_executed(&self, op: &ActiveOperation) -> bool {
-        self.execution.slice >= self.slice_count(op)
+    fn is_executed(&self) -> bool {
+        self.execution.slice == self.slice_count
     }
 
     #[inline]
@@ -262,7 +276,7 @@ impl StrandRunner {
         let Some(action) = actions.and_then(|slice| slice.actions.get(self.execution.action as usize)) else {
             let steps = op.ready.program.strands[self.strand as usize].instructions.len();
             let acknowledgement = || {
-                let last = self.slice_count(op).saturating_sub(1);
+                let last = self.slice_count.saturating_sub(1);
                 let to = self.unconfirmed(links)?;
                 Some((slice(last), steps as u32, to, Awaited::Acknowledgement))
             };
