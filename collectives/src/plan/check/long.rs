@@ -32,8 +32,9 @@
 //!    of Simple) are staged on arrival, and a ring has a free slot whenever all earlier ones have
 //!    been consumed.
 //!
-//! An executor that compares the memory of parts, as ours does, completes some plans that this rejects:
-//! here a message is in the way of a write to any of its memory, unless both flow and are alike.
+//! An executor that compares the memory of parts, as ours does, completes some plans that this
+//! rejects: here a message is in the way of a write to any of its memory, unless both flow and are
+//! alike.
 //!
 //! Assumptions: devices acknowledge what arrives, both ends cut a message alike, staging memory is
 //! granted in the order of the receives, and each strand has its own. Time, and missing ranks, are
