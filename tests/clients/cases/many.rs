@@ -14,6 +14,9 @@ const MESSAGES: usize = 20;
 /// latest request is in a variable of all its threads. It may crash then.
 const RACE: &str = "rdma_create_qp: Invalid argument";
 
+/// What its shell shows in each run.
+const ENDED: &str = "the server has ended";
+
 pub(super) fn cases() -> Vec<Case> {
     let case = |client, package, what: &str, run: Run| {
         let mode = format!("{CLIENTS} at once × {RUNS}, {what}");
@@ -65,7 +68,7 @@ fn qperf(test: &str) -> Run {
 /// A client that the server lost would wait a minute for an answer.
 fn rping(pause: &str, read: fn(&str, &str) -> Result<Report>) -> Run {
     let options = "-V -v -S 100 -a HOST -p PORT";
-    let shown = format!("grep -a '{RACE}' rping.log; true");
+    let shown = format!("grep -a '{RACE}' rping.log; echo {ENDED}");
     let server = format!("rping -s -P {options} >rping.log 2>&1 & echo $! >rping.pid; wait $!; {shown}");
     let client = each("client", &format!("timeout 15 rping -c -C {MESSAGES} {options}"), pause);
     pair(
@@ -123,21 +126,22 @@ fn complete(client: &str) -> Result<()> {
     Ok(())
 }
 
-/// A client that fails is one that the server lost by its race.
-fn pinged_or_lost(server: &str, output: &str) -> Result<Report> {
-    let failed = clients(output)?
-        .iter()
-        .filter(|(client, _)| complete(client).is_err())
-        .count();
-    let races = server.matches(RACE).count();
-    ensure!(
-        failed == 0 || races > 0,
-        "{failed} clients failed, and the server shows no race"
-    );
+/// A client that fails is one that the server lost by its race, in the same run.
+fn pinged_or_lost(servers: &str, output: &str) -> Result<Report> {
     ensure!(!output.contains("mismatch"), "wrong bytes");
+    let (mut lost, mut races) = (0, 0);
+    for (run, server) in clients(output)?.chunks(CLIENTS).zip(servers.split(ENDED)) {
+        let failed = run.iter().filter(|(client, _)| complete(client).is_err()).count();
+        let shown = server.matches(RACE).count();
+        ensure!(
+            failed == 0 || shown > 0,
+            "{failed} clients failed, and the server shows no race"
+        );
+        (lost, races) = (lost + failed, races + shown);
+    }
     let verified =
         format!("{CLIENTS} × {RUNS} clients, {MESSAGES} messages, every byte, unless rping's server lost them");
-    read::report(verified, format!("{failed} lost by {races} races"))
+    read::report(verified, format!("{lost} lost by {races} races"))
 }
 
 #[cfg(test)]
@@ -157,7 +161,14 @@ mod tests {
         assert!(pinged("", &(outputs(&right, all - 1, 0) + &outputs(&right, 1, 1))).is_err());
         let short = outputs(&right, all - 1, 0) + &outputs("ping data: x\n", 1, 0);
         assert!(pinged("", &short).is_err());
-        assert!(pinged_or_lost("", &short).is_err());
-        assert_eq!(pinged_or_lost(RACE, &short).unwrap().figure, "1 lost by 1 races");
+        let servers = |race: usize| -> String {
+            let shown = |run| if run == race { RACE } else { "" };
+            (1..=RUNS).map(|run| format!("{}\n{ENDED}\n", shown(run))).collect()
+        };
+        assert_eq!(
+            pinged_or_lost(&servers(RUNS), &short).unwrap().figure,
+            "1 lost by 1 races"
+        );
+        assert!(pinged_or_lost(&servers(1), &short).is_err(), "another run's");
     }
 }
