@@ -24,7 +24,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// The monitor's `Migration status: completed`, and the guest's rounds: it prints the number of each
+/// The monitor's `Migration status: completed`, and the guest's rounds, each of which it prints
 /// once, at the one end or the other.
 fn migrated(_: &str, output: &str) -> Result<Report> {
     ensure!(output.contains("Migration status: completed"), "not migrated");
