@@ -79,21 +79,45 @@ fn loopback_and_the_unspecified_address_resolve_to_a_device() {
     }
 }
 
-fn bind(id: Id, afonly: Option<i32>, to: SocketAddr) -> i32 {
+fn set(id: Id, option: u32, mut value: i32) -> i32 {
+    let (level, option) = (RDMA_OPTION_ID as i32, option as i32);
     // SAFETY: live; the option has the length of an int.
-    unsafe {
-        if let Some(mut afonly) = afonly {
-            let (level, option) = (RDMA_OPTION_ID as i32, RDMA_OPTION_ID_AFONLY as i32);
-            ok(rdma_set_option(
-                id.0,
-                level,
-                option,
-                (&raw mut afonly).cast(),
-                size_of_val(&afonly),
-            ));
-        }
-        rdma_bind_addr(id.0, at(&sys(to)))
+    unsafe { rdma_set_option(id.0, level, option, (&raw mut value).cast(), size_of_val(&value)) }
+}
+
+fn bind(id: Id, afonly: Option<i32>, to: SocketAddr) -> i32 {
+    if let Some(afonly) = afonly {
+        ok(set(id, RDMA_OPTION_ID_AFONLY, afonly));
     }
+    // SAFETY: live.
+    unsafe { rdma_bind_addr(id.0, at(&sys(to))) }
+}
+
+/// Until it listens, what an identifier permits others changes for them, too.
+#[test]
+fn options_of_a_bound_identifier_count_from_then_on() {
+    let port = fresh(1).port();
+    let v4 = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
+    let v6 = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
+    let [first, second, third] = [0; 3].map(|_| Id::new(ptr::null_mut(), RDMA_PS_TCP));
+    ok(bind(first, Some(0), v4));
+    fails(bind(second, Some(1), v6), libc::EADDRNOTAVAIL);
+    ok(set(first, RDMA_OPTION_ID_AFONLY, 1));
+    ok(bind(second, Some(1), v6));
+    ok(set(third, RDMA_OPTION_ID_REUSEADDR, 1));
+    fails(bind(third, None, v4), libc::EADDRNOTAVAIL);
+    for id in [first, second] {
+        ok(set(id, RDMA_OPTION_ID_REUSEADDR, 1));
+        fails(set(id, RDMA_OPTION_ID_REUSEADDR, 0), libc::EINVAL);
+    }
+    ok(bind(third, None, v4));
+    third.destroy();
+    // SAFETY: live.
+    ok(unsafe { rdma_listen(first.0, 1) });
+    fails(set(first, RDMA_OPTION_ID_AFONLY, 0), libc::EINVAL);
+    fails(set(first, RDMA_OPTION_ID_REUSEADDR, 1), libc::EINVAL);
+    first.destroy();
+    second.destroy();
 }
 
 #[test]
