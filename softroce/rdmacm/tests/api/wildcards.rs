@@ -1,7 +1,8 @@
 //! Wildcard addresses: the unspecified ones, and those of loopback that no device has.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::ptr;
+use std::process::Command;
+use std::{env, fs, ptr};
 
 use doorbell_softroce_rdmacm::*;
 use doorbell_verbs_sys::rdmacm::*;
@@ -152,4 +153,32 @@ fn families_share_a_port_if_both_are_used_without_the_other() {
         first.destroy();
         second.destroy();
     }
+}
+
+/// In a network namespace, in which the test runs itself again.
+#[test]
+fn an_ipv6_wildcard_is_of_its_family_alone_where_the_system_says_so() {
+    const SETTING: &str = "/proc/sys/net/ipv6/bindv6only";
+    if fs::read_to_string(SETTING).is_ok_and(|text| text.trim() == "1") {
+        let port = fresh(1).port();
+        let [first, second] = [0; 2].map(|_| Id::new(ptr::null_mut(), RDMA_PS_TCP));
+        ok(bind(first, None, SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port)));
+        ok(bind(second, None, SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port)));
+        first.destroy();
+        second.destroy();
+        return;
+    }
+    let prepare = format!("ip link set lo up && echo 1 > {SETTING}");
+    let inside = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["-rn", "sh", "-c", script]).arg(env::current_exe().unwrap());
+        command.status().is_ok_and(|status| status.success())
+    };
+    if !inside(&prepare) {
+        println!("skipped: this machine does not permit network namespaces, or has no ip(8)");
+        return;
+    }
+    let name = "an_ipv6_wildcard_is_of_its_family_alone_where_the_system_says_so";
+    let run = format!("{prepare} && exec \"$0\" wildcards::{name} --exact --nocapture");
+    assert!(inside(&run), "the test in the namespace failed");
 }
