@@ -1,11 +1,13 @@
 //! Conversion of queue pair attributes between the C struct and the engine's.
 
+use doorbell_roce_proto::memory::Placement;
 use doorbell_roce_proto::qp::{Attributes, GidsUsed, Modify, Path, RemoteAccess, State};
 use doorbell_roce_proto::{Gid, Mtu, Psn, Qpn};
 use doorbell_softroce::{DeviceInfo, capacity};
 use doorbell_verbs_sys::*;
 
 use crate::gids::gid_table;
+use crate::placement::{IBV_ACCESS_FLUSH_GLOBAL, IBV_ACCESS_FLUSH_PERSISTENT};
 use crate::query::PORT;
 
 /// Without IBV_QP_ALT_PATH, IBV_QP_CAP and IBV_QP_RATE_LIMIT, which a soft device lacks.
@@ -117,6 +119,10 @@ fn to_access(flags: u32) -> RemoteAccess {
         read: flags & IBV_ACCESS_REMOTE_READ != 0,
         write: flags & IBV_ACCESS_REMOTE_WRITE != 0,
         atomic: flags & IBV_ACCESS_REMOTE_ATOMIC != 0,
+        flush: Placement {
+            global: flags & IBV_ACCESS_FLUSH_GLOBAL != 0,
+            persistent: flags & IBV_ACCESS_FLUSH_PERSISTENT != 0,
+        },
     }
 }
 
@@ -213,6 +219,8 @@ fn from_access(access: RemoteAccess) -> u32 {
     bit(access.read, IBV_ACCESS_REMOTE_READ)
         | bit(access.write, IBV_ACCESS_REMOTE_WRITE)
         | bit(access.atomic, IBV_ACCESS_REMOTE_ATOMIC)
+        | bit(access.flush.global, IBV_ACCESS_FLUSH_GLOBAL)
+        | bit(access.flush.persistent, IBV_ACCESS_FLUSH_PERSISTENT)
 }
 
 fn from_path(path: Option<&Path>) -> ibv_ah_attr {

@@ -21,12 +21,13 @@ use crate::context::{Context, await_acknowledged, next_handle};
 use crate::domain::SoftPd;
 use crate::event::token_of;
 use crate::shared_receive::SoftSrq;
+use crate::placement::ExtendedQp;
 use crate::wr::{self, Stage};
 use crate::{attributes, errno, xrc};
 
 #[repr(C)]
 pub(crate) struct SoftQp {
-    base: ibv_qp_ex,
+    base: ExtendedQp,
     stage: Option<Stage>,
     /// Dropped before the rest, which must stay allocated until the last event is acknowledged.
     pub(crate) qp: ManuallyDrop<Qp>,

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use doorbell_roce_proto::memory::{
-    AccessContext, AccessError, AtomicOp, Bind, CopyError, Invalidator, Memory, PdId, RemoteRight, Sge,
+    AccessContext, AccessError, AtomicOp, Bind, CopyError, Flush, Invalidator, Memory, PdId, RemoteRight, Sge,
 };
 use doorbell_roce_proto::qp::LinkId;
 use doorbell_roce_proto::wire::{Bth, Opcode};
@@ -71,6 +71,20 @@ impl Memory for ShmMemory<'_> {
 
     fn remote_atomic(&mut self, via: AccessContext, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
         self.table.remote_atomic(via, rkey, addr, op)
+    }
+
+    fn remote_atomic_write(
+        &mut self,
+        via: AccessContext,
+        rkey: RKey,
+        addr: u64,
+        word: [u8; 8],
+    ) -> Result<(), AccessError> {
+        self.table.remote_atomic_write(via, rkey, addr, word)
+    }
+
+    fn remote_flush(&mut self, via: AccessContext, flush: &Flush) -> Result<(), AccessError> {
+        self.table.remote_flush(via, flush)
     }
 
     fn bind(&mut self, via: AccessContext, bind: &Bind) -> Result<(), AccessError> {

@@ -14,6 +14,7 @@ const ALL: Rights = Rights {
     remote_atomic: true,
     bind: true,
     on_demand: false,
+    flush_global: true,
 };
 /// The queue pair through which peers access memory.
 const VIA: AccessContext = AccessContext {
