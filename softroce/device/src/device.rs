@@ -122,9 +122,9 @@ pub struct DeviceInfo {
     pub address: SocketAddr,
     /// The GID of the address.
     pub gid: Gid,
-    /// The largest path MTU of its interface.
+    /// The largest path MTU of its interface when it was opened.
     pub mtu: Mtu,
-    /// The MTU of its interface in bytes.
+    /// The MTU of its interface in bytes, at that time.
     pub netdev_mtu: u32,
 }
 
@@ -252,6 +252,11 @@ impl Device {
     /// Its properties.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    /// The largest path MTU of its interface now.
+    pub fn mtu(&self) -> Mtu {
+        self.port().mtu.unwrap_or(self.info.mtu)
     }
 
     /// The state of its port.

@@ -3,7 +3,7 @@
 use doorbell_roce_proto::memory::Placement;
 use doorbell_roce_proto::qp::{Attributes, GidsUsed, Modify, Path, RemoteAccess, State};
 use doorbell_roce_proto::{Gid, Mtu, Psn, Qpn};
-use doorbell_softroce::{DeviceInfo, capacity};
+use doorbell_softroce::{Device, DeviceInfo, capacity};
 use doorbell_verbs_sys::*;
 
 use crate::gids::gid_table;
@@ -55,7 +55,7 @@ pub(crate) enum AttributeError {
     Migration,
 }
 
-pub(crate) fn to_modify(attr: &ibv_qp_attr, mask: u32, device: &DeviceInfo) -> Result<Modify, AttributeError> {
+pub(crate) fn to_modify(attr: &ibv_qp_attr, mask: u32, device: &Device) -> Result<Modify, AttributeError> {
     let given = |bit: u32| mask & bit != 0;
     if given(!SUPPORTED) {
         return Err(AttributeError::Unsupported(mask & !SUPPORTED));
@@ -83,9 +83,9 @@ pub(crate) fn to_modify(attr: &ibv_qp_attr, mask: u32, device: &DeviceInfo) -> R
         pkey_index: given(IBV_QP_PKEY_INDEX).then_some(attr.pkey_index),
         port: given(IBV_QP_PORT).then_some(attr.port_num),
         access: given(IBV_QP_ACCESS_FLAGS).then(|| to_access(attr.qp_access_flags)),
-        path: given(IBV_QP_AV).then(|| to_path(&attr.ah_attr, device)).transpose()?,
+        path: given(IBV_QP_AV).then(|| to_path(&attr.ah_attr, device.info())).transpose()?,
         path_mtu: given(IBV_QP_PATH_MTU)
-            .then(|| to_mtu(attr.path_mtu, device.mtu))
+            .then(|| to_mtu(attr.path_mtu, device.mtu()))
             .transpose()?,
         qkey: given(IBV_QP_QKEY).then_some(attr.qkey),
         dest_qpn: given(IBV_QP_DEST_QPN).then(|| Qpn::new(attr.dest_qp_num)),

@@ -290,7 +290,7 @@ pub(crate) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
     let mask = mask as u32;
     // SAFETY: both are live and `qp` ours by contract.
     let (soft, attr) = unsafe { (SoftQp::handle(qp), &*attr) };
-    let modify = match attributes::to_modify(attr, mask, soft.device().info()) {
+    let modify = match attributes::to_modify(attr, mask, soft.device()) {
         Ok(modify) => modify,
         Err(refused) => {
             tracing::debug!("ibv_modify_qp: {refused}");

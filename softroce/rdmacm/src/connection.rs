@@ -248,7 +248,7 @@ unsafe fn connect(id: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<
             dispatch::sidr_request(opened, &request, &shared)?
         } else {
             let psn = Psn::new(RandomState::new().hash_one(local) as u32);
-            let mut request = ConnectRequest::new(peer.ip(), service, params.qpn, psn, opened.device.info().mtu);
+            let mut request = ConnectRequest::new(peer.ip(), service, params.qpn, psn, opened.device.mtu());
             if qp_type == IBV_QPT_UC {
                 request.transport = doorbell_roce_proto::wire::Transport::Uc;
             }
