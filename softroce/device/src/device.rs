@@ -15,6 +15,7 @@ use doorbell_roce_proto::{Counters, Endpoint, EndpointConfig, Gid, Mtu, NumberKe
 use crate::clock::ticks;
 use crate::cm::{ConnectionManager, Connections};
 use crate::config::{DeviceConfig, LinkChoice};
+use crate::counters::CounterFiles;
 use crate::drive::Shared;
 use crate::event::{Event, EventQueue};
 use crate::host::{Flags, Host};
@@ -230,7 +231,9 @@ impl Device {
         let progress = doorbell_threads::spawn(format!("{}-progress", config.name), {
             let (shared, host, files) = (Arc::clone(&shared), Arc::clone(&host), link.files);
             let spin = config.spin;
-            move || progress::run(&shared, &host, files, link.port, spin)
+            let view = config.view.as_deref();
+            let counters = view.and_then(|view| CounterFiles::open(view, &config.name, shared.now()));
+            move || progress::run(&shared, &host, (files, link.port), counters, spin)
         })
         .map_err(|source| OpenError::Thread {
             device: device(),
