@@ -83,7 +83,9 @@ pub(crate) fn to_modify(attr: &ibv_qp_attr, mask: u32, device: &Device) -> Resul
         pkey_index: given(IBV_QP_PKEY_INDEX).then_some(attr.pkey_index),
         port: given(IBV_QP_PORT).then_some(attr.port_num),
         access: given(IBV_QP_ACCESS_FLAGS).then(|| to_access(attr.qp_access_flags)),
-        path: given(IBV_QP_AV).then(|| to_path(&attr.ah_attr, device.info())).transpose()?,
+        path: given(IBV_QP_AV)
+            .then(|| to_path(&attr.ah_attr, device.info()))
+            .transpose()?,
         path_mtu: given(IBV_QP_PATH_MTU)
             .then(|| to_mtu(attr.path_mtu, device.mtu()))
             .transpose()?,

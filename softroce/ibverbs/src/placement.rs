@@ -31,9 +31,8 @@ pub(crate) struct ExtendedQp {
     pub(crate) base: ibv_qp_ex,
     wr_atomic_write:
         Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, atomic_wr: *const c_void)>,
-    wr_flush: Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, len: usize, type_: u8, level: u8),
-    >,
+    wr_flush:
+        Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, len: usize, type_: u8, level: u8)>,
 }
 
 impl ExtendedQp {

@@ -20,8 +20,8 @@ use crate::completion::SoftCq;
 use crate::context::{Context, await_acknowledged, next_handle};
 use crate::domain::SoftPd;
 use crate::event::token_of;
-use crate::shared_receive::SoftSrq;
 use crate::placement::ExtendedQp;
+use crate::shared_receive::SoftSrq;
 use crate::wr::{self, Stage};
 use crate::{attributes, errno, xrc};
 

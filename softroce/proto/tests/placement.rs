@@ -67,7 +67,10 @@ fn the_region_must_permit_it() {
         addr: target.addr + LEN as u64,
         ..target
     };
-    assert_eq!(refused(Rights::ALL, &|target| atomic_write_to(1, last(target), WORD)), ACCESS);
+    assert_eq!(
+        refused(Rights::ALL, &|target| atomic_write_to(1, last(target), WORD)),
+        ACCESS
+    );
     let volatile = Rights {
         flush: Placement {
             persistent: false,
@@ -75,8 +78,14 @@ fn the_region_must_permit_it() {
         },
         ..Rights::ALL
     };
-    assert_eq!(refused(volatile, &|target| flush(target, |it| it.placement = PERSISTENT)), ACCESS);
-    assert_eq!(refused(volatile, &|target| flush(target, |it| it.placement = EVERYWHERE)), ACCESS);
+    assert_eq!(
+        refused(volatile, &|target| flush(target, |it| it.placement = PERSISTENT)),
+        ACCESS
+    );
+    assert_eq!(
+        refused(volatile, &|target| flush(target, |it| it.placement = EVERYWHERE)),
+        ACCESS
+    );
     assert_eq!(refused(Rights::ALL, &|target| flush_of(1, beyond(target))), ACCESS);
     assert_eq!(refused(Rights::ALL, &|target| flush_of(1, other(target))), ACCESS);
     let whole = |target| flush(other(target), |it| it.whole_region = true);
@@ -100,7 +109,10 @@ fn the_queue_pair_must_permit_it() {
         ..all
     };
     for setup in [no_write, none] {
-        assert_eq!(refused(setup, Rights::ALL, |target| atomic_write_to(1, target, WORD)), INVALID);
+        assert_eq!(
+            refused(setup, Rights::ALL, |target| atomic_write_to(1, target, WORD)),
+            INVALID
+        );
     }
     for setup in [no_flush, none] {
         assert_eq!(refused(setup, Rights::ALL, |target| flush_of(1, target)), INVALID);
@@ -109,7 +121,10 @@ fn the_queue_pair_must_permit_it() {
         addr: target.addr + 4,
         ..target
     };
-    assert_eq!(refused(all, Rights::ALL, |target| atomic_write_to(1, unaligned(target), WORD)), INVALID);
+    assert_eq!(
+        refused(all, Rights::ALL, |target| atomic_write_to(1, unaligned(target), WORD)),
+        INVALID
+    );
 }
 
 /// What only a foreign requester sends.
@@ -130,7 +145,11 @@ fn malformed_packets() {
         let extension = feth.map_or(Extension::Reth(reth), |feth| Extension::FethReth(feth, reth));
         pair.forge(1, opcode, 100, &extension, &pattern(bytes, 3));
         pair.run();
-        assert_eq!(pair.syndromes(1), [Syndrome::Nak(Nak::InvalidRequest)], "{feth:?} {len} {bytes}");
+        assert_eq!(
+            pair.syndromes(1),
+            [Syndrome::Nak(Nak::InvalidRequest)],
+            "{feth:?} {len} {bytes}"
+        );
         assert_eq!(pair.bytes(1, target), pattern(LEN, 1));
     }
 }
@@ -150,7 +169,10 @@ fn a_late_duplicate_changes_nothing() {
         pair.deliver(late);
         let answer = pair.transmit_one(1).expect("a duplicate is answered");
         let packet = answer.packet();
-        assert_eq!((packet.bth.opcode, packet.payload.len()), (Opcode::RcReadResponseOnly, 0));
+        assert_eq!(
+            (packet.bth.opcode, packet.payload.len()),
+            (Opcode::RcReadResponseOnly, 0)
+        );
         assert_eq!(packet.bth.psn, late.packet().bth.psn);
     }
     assert_eq!(pair.bytes(1, target), pattern(LEN, 2));
@@ -158,7 +180,11 @@ fn a_late_duplicate_changes_nothing() {
     let [(_, found)] = &flushed[..] else {
         panic!("{flushed:?}");
     };
-    assert_eq!(found[..8], WORD, "what precedes a FLUSH is in memory when it is executed");
+    assert_eq!(
+        found[..8],
+        WORD,
+        "what precedes a FLUSH is in memory when it is executed"
+    );
     assert_eq!(found[8..], pattern(LEN, 1)[8..]);
 }
 
@@ -168,10 +194,15 @@ fn nothing_but_the_operation_is_posted() {
     let (local, target) = (pair.region(0, pattern(8, 2)), pair.region(1, pattern(LEN, 1)));
     let node = &mut pair.nodes[0];
     let too_long = flush(target, |it| it.len = (1 << 31) + 1);
-    assert_eq!(node.endpoint.post_send(pair.now, node.qpn, &too_long), Err(PostError::Invalid));
+    assert_eq!(
+        node.endpoint.post_send(pair.now, node.qpn, &too_long),
+        Err(PostError::Invalid)
+    );
     for made in [atomic_write_to(1, target, WORD), flush_of(1, target)] {
         for payload in [Payload::Gather(&[local]), Payload::Inline(&WORD)] {
-            let posted = node.endpoint.post_send(pair.now, node.qpn, &SendRequest { payload, ..made });
+            let posted = node
+                .endpoint
+                .post_send(pair.now, node.qpn, &SendRequest { payload, ..made });
             assert_eq!(posted, Err(PostError::Invalid));
         }
     }

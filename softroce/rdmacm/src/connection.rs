@@ -358,12 +358,7 @@ pub unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, private_data: *con
     errno::result(unsafe { reject(id, private_data, len, RejectReason::VENDOR_OPTION) })
 }
 
-unsafe fn reject(
-    id: *mut rdma_cm_id,
-    private_data: *const c_void,
-    len: u8,
-    reason: RejectReason,
-) -> Result<(), Errno> {
+unsafe fn reject(id: *mut rdma_cm_id, private_data: *const c_void, len: u8, reason: RejectReason) -> Result<(), Errno> {
     // SAFETY: by contract.
     let (shared, private_data) = unsafe { (shared(id)?, bytes(private_data, len)) };
     let (opened, connection) = cm_connection(&shared.state())?;

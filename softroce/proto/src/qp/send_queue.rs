@@ -185,7 +185,9 @@ impl SendQueue {
     fn check(&self, request: &SendRequest<'_>) -> Result<u32, PostError> {
         let len = match request.payload {
             Payload::Gather(sges) if sges.len() <= self.max_sge => sges::total(sges),
-            Payload::Inline(bytes) if bytes.len() <= self.max_inline && !request.operation.awaits_data() => bytes.len() as u64,
+            Payload::Inline(bytes) if bytes.len() <= self.max_inline && !request.operation.awaits_data() => {
+                bytes.len() as u64
+            }
             _ => return Err(PostError::Invalid),
         };
         if let (Operation::Atomic { .. }, Payload::Gather(sges)) = (request.operation, request.payload)

@@ -283,7 +283,9 @@ impl Memory for Regions {
     }
 
     fn remote_flush(&mut self, context: AccessContext, flush: &Flush) -> Result<(), AccessError> {
-        let whole = flush.whole_region.then(|| self.region_of((flush.rkey.0 ^ KEY) as usize));
+        let whole = flush
+            .whole_region
+            .then(|| self.region_of((flush.rkey.0 ^ KEY) as usize));
         let (addr, len) = whole.map_or((flush.addr, flush.len), |region| (region.addr, region.len));
         let granted = |rights: Rights| flush.placement.is_within(rights.flush);
         let found = self.find(context.pd, flush.rkey.0, addr, len.into(), granted)?.to_vec();

@@ -171,7 +171,9 @@ fn an_ipv6_wildcard_is_of_its_family_alone_where_the_system_says_so() {
     let prepare = format!("ip link set lo up && echo 1 > {SETTING}");
     let inside = |script: &str| {
         let mut command = Command::new("unshare");
-        command.args(["-rn", "sh", "-c", script]).arg(env::current_exe().unwrap());
+        command
+            .args(["-rn", "sh", "-c", script])
+            .arg(env::current_exe().unwrap());
         command.status().is_ok_and(|status| status.success())
     };
     if !inside(&prepare) {

@@ -216,7 +216,10 @@ fn an_atomic_write_is_one_store_or_none() {
         // The I/O virtual address is aligned in any case.
         let (mut table, key) = table_of(&mut bytes.0[start..start + 16], 0x1000, ALL);
         assert_eq!(table.remote_atomic_write(VIA, RKey(key), 0x1000, word), possible);
-        assert_eq!(table.remote_atomic_write(VIA, RKey(key), 0x1010, word), Err(AccessError));
+        assert_eq!(
+            table.remote_atomic_write(VIA, RKey(key), 0x1010, word),
+            Err(AccessError)
+        );
     }
     assert_eq!((&bytes.0[..8], &bytes.0[8..16]), (&word[..], &word[..]));
     assert_eq!(bytes.0[16..], [0; 16]);

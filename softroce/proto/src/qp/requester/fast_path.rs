@@ -38,7 +38,11 @@ impl Requester {
             return false;
         }
         let counters = &mut out.counters;
-        let bytes = if rd_atomic { &mut counters.rx_bytes } else { &mut counters.tx_bytes };
+        let bytes = if rd_atomic {
+            &mut counters.rx_bytes
+        } else {
+            &mut counters.tx_bytes
+        };
         *bytes += u64::from(len);
         if request.signaled || self.signal_all {
             let opcode = request.operation.completion_opcode();

@@ -204,7 +204,11 @@ impl Requester {
             }
             Operation::AtomicWrite { addr: va, rkey, word } => {
                 let len = word.len();
-                let reth = Reth { va, rkey, len: len as u32 };
+                let reth = Reth {
+                    va,
+                    rkey,
+                    len: len as u32,
+                };
                 (Opcode::RcAtomicWrite, Extension::Reth(reth), len, 1)
             }
             Operation::Flush(flush) => {

@@ -2,13 +2,13 @@
 
 use core::mem;
 
+use crate::RKey;
 use crate::memory::{AtomicOp, CopyError, Flush, Invalidator, Memory, RemoteRight};
 use crate::outbox::Outbox;
 use crate::qp::packet::{InboundPacket, PayloadSource};
 use crate::qp::responder::replies::{ReadStream, ReplyKind};
 use crate::qp::responder::{FatalNak, InboundMessage, Outcome, Responder, WriteTarget};
 use crate::qp::{Connection, MAX_MESSAGE, sges};
-use crate::RKey;
 use crate::wire::{AtomicEth, Bth, Extension, Nak, Operation, Reth};
 use crate::work::{CompletionOpcode, Status};
 
