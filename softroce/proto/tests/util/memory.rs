@@ -283,10 +283,12 @@ impl Memory for Regions {
     }
 
     fn remote_flush(&mut self, context: AccessContext, flush: &Flush) -> Result<(), AccessError> {
-        let whole = flush
-            .whole_region
-            .then(|| self.region_of((flush.rkey.0 ^ KEY) as usize));
-        let (addr, len) = whole.map_or((flush.addr, flush.len), |region| (region.addr, region.len));
+        let number = (flush.rkey.0 ^ KEY) as usize;
+        let whole = flush.whole_region && number < self.regions.len();
+        let (addr, len) = match whole.then(|| self.region_of(number)) {
+            Some(region) => (region.addr, region.len),
+            None => (flush.addr, flush.len),
+        };
         let granted = |rights: Rights| flush.placement.is_within(rights.flush);
         let found = self.find(context.pd, flush.rkey.0, addr, len.into(), granted)?.to_vec();
         self.flushed.push((*flush, found));
