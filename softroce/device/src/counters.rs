@@ -16,9 +16,11 @@ use doorbell_roce_proto::{Counters, Instant};
 /// How old the files are at most.
 const INTERVAL: Duration = Duration::from_secs(1);
 
+type Count = fn(&Counters) -> u64;
+
 /// The files, below the port's folder, and what each counts. `counters` has an adapter's units:
 /// data in words of four bytes; `hw_counters` has the names of rxe, and of mlx5 where rxe has none.
-pub const COUNTER_FILES: [(&str, fn(&Counters) -> u64); 16] = [
+pub const COUNTER_FILES: [(&str, Count); 16] = [
     ("counters/port_xmit_packets", |it| it.tx_packets),
     ("counters/port_rcv_packets", |it| it.rx_packets),
     ("counters/port_xmit_data", |it| it.tx_bytes / 4),

@@ -17,7 +17,7 @@ use crate::context::{Context, acknowledge, await_acknowledged, next_handle};
 use crate::errno;
 use crate::event::{from_token, token_of};
 use crate::extended_cq::Poll;
-use crate::placement::{IBV_WC_ATOMIC_WRITE, IBV_WC_FLUSH};
+use crate::placement::IBV_WC_FLUSH;
 use crate::protection::errno_of_limit;
 
 #[repr(C)]

@@ -1,5 +1,5 @@
-//! The memory placement extensions (IBTA vol 1, annex A19): `ibv_wr_atomic_write` of rdma-core 44
-//! and `ibv_wr_flush` of 46, with their values, which the bindings, of an older release, lack.
+//! The memory placement extensions (IBTA vol 1, annex A19): `ibv_wr_atomic_write`, and `ibv_wr_flush`
+//! of rdma-core 46, with its values, which the bindings, of 44, lack.
 
 use core::ffi::c_void;
 
@@ -13,9 +13,7 @@ use crate::wr;
 pub(crate) const IBV_ACCESS_FLUSH_GLOBAL: u32 = 1 << 8;
 pub(crate) const IBV_ACCESS_FLUSH_PERSISTENT: u32 = 1 << 9;
 pub(crate) const IBV_WC_FLUSH: ibv_wc_opcode = 8;
-pub(crate) const IBV_WC_ATOMIC_WRITE: ibv_wc_opcode = 9;
 pub(crate) const IBV_QP_EX_WITH_FLUSH: u32 = 1 << 11;
-pub(crate) const IBV_QP_EX_WITH_ATOMIC_WRITE: u32 = 1 << 12;
 /// Of `device_cap_flags_ex`, by the kernel's header.
 pub(crate) const IBV_DEVICE_FLUSH_GLOBAL: u64 = 1 << 38;
 pub(crate) const IBV_DEVICE_ATOMIC_WRITE: u64 = 1 << 40;
@@ -25,29 +23,17 @@ const IBV_FLUSH_PERSISTENT: u8 = 2;
 const IBV_FLUSH_RANGE: u8 = 0;
 const IBV_FLUSH_MR: u8 = 1;
 
-/// `ibv_qp_ex` as of rdma-core 46: the calls that later releases appended follow it.
+/// `ibv_qp_ex` as of rdma-core 46, which appended a call.
 #[repr(C)]
 pub(crate) struct ExtendedQp {
     pub(crate) base: ibv_qp_ex,
-    wr_atomic_write:
-        Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, atomic_wr: *const c_void)>,
-    wr_flush:
-        Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, len: usize, type_: u8, level: u8)>,
+    pub(crate) wr_flush: Option<FlushCall>,
 }
 
-impl ExtendedQp {
-    /// With the calls among `operations`.
-    pub(crate) fn new(base: ibv_qp_ex, operations: u64) -> Self {
-        let requested = |operation: u32| operations & u64::from(operation) != 0;
-        Self {
-            base,
-            wr_atomic_write: requested(IBV_QP_EX_WITH_ATOMIC_WRITE).then_some(atomic_write),
-            wr_flush: requested(IBV_QP_EX_WITH_FLUSH).then_some(flush),
-        }
-    }
-}
+type FlushCall =
+    unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, len: usize, type_: u8, level: u8);
 
-unsafe extern "C" fn atomic_write(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, atomic_wr: *const c_void) {
+pub(crate) unsafe extern "C" fn atomic_write(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, atomic_wr: *const c_void) {
     // SAFETY: eight bytes, of any alignment, by contract of ibv_wr_post(3).
     let word = unsafe { atomic_wr.cast::<[u8; 8]>().read_unaligned() };
     let rkey = RKey(rkey);
@@ -55,7 +41,7 @@ unsafe extern "C" fn atomic_write(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, atom
     unsafe { wr::begin(qp, Operation::AtomicWrite { addr, rkey, word }) };
 }
 
-unsafe extern "C" fn flush(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, len: usize, type_: u8, level: u8) {
+pub(crate) unsafe extern "C" fn flush(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, len: usize, type_: u8, level: u8) {
     let known = type_ & !(IBV_FLUSH_GLOBAL | IBV_FLUSH_PERSISTENT) == 0 && level <= IBV_FLUSH_MR;
     let Some(len) = u32::try_from(len).ok().filter(|_| known) else {
         // SAFETY: by contract of ibv_wr_post(3).

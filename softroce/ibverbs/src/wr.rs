@@ -24,15 +24,16 @@ use doorbell_roce_proto::work::{Destination, Operation, Payload, PostError, Remo
 use doorbell_roce_proto::{Qpn, RKey};
 use doorbell_softroce::Posting;
 use doorbell_verbs_sys::{
-    IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_QP_EX_WITH_BIND_MW,
-    IBV_QP_EX_WITH_LOCAL_INV, IBV_QP_EX_WITH_RDMA_READ, IBV_QP_EX_WITH_RDMA_WRITE, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM,
-    IBV_QP_EX_WITH_SEND, IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_QP_EX_WITH_SEND_WITH_INV, IBV_SEND_FENCE, IBV_SEND_SIGNALED,
-    IBV_SEND_SOLICITED, ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_sge,
+    IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_QP_EX_WITH_ATOMIC_WRITE,
+    IBV_QP_EX_WITH_BIND_MW, IBV_QP_EX_WITH_LOCAL_INV, IBV_QP_EX_WITH_RDMA_READ, IBV_QP_EX_WITH_RDMA_WRITE,
+    IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, IBV_QP_EX_WITH_SEND, IBV_QP_EX_WITH_SEND_WITH_IMM,
+    IBV_QP_EX_WITH_SEND_WITH_INV, IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, ibv_ah, ibv_data_buf, ibv_mw,
+    ibv_mw_bind_info, ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_sge,
 };
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 
-use crate::placement::{ExtendedQp, IBV_QP_EX_WITH_ATOMIC_WRITE, IBV_QP_EX_WITH_FLUSH};
+use crate::placement::{ExtendedQp, IBV_QP_EX_WITH_FLUSH, atomic_write, flush};
 use crate::post::{errno_of, to_sge};
 use crate::queue_pair::SoftQp;
 use crate::{address, window};
@@ -69,7 +70,8 @@ pub(crate) fn with_calls(qp_base: ibv_qp, operations: Option<u64>, transport: Tr
     let mut qp: ibv_qp_ex = unsafe { MaybeUninit::zeroed().assume_init() };
     qp.qp_base = qp_base;
     let Some(operations) = operations else {
-        return ExtendedQp::new(qp, 0);
+        let (base, wr_flush) = (qp, None);
+        return ExtendedQp { base, wr_flush };
     };
     let requested = |operation: u32| operations & u64::from(operation) != 0;
     macro_rules! call {
@@ -91,6 +93,7 @@ pub(crate) fn with_calls(qp_base: ibv_qp, operations: Option<u64>, transport: Tr
     call!(wr_bind_mw, IBV_QP_EX_WITH_BIND_MW, bind_mw);
     call!(wr_local_inv, IBV_QP_EX_WITH_LOCAL_INV, local_inv);
     call!(wr_send_inv, IBV_QP_EX_WITH_SEND_WITH_INV, send_inv);
+    call!(wr_atomic_write, IBV_QP_EX_WITH_ATOMIC_WRITE, atomic_write);
     qp.wr_set_sge = Some(set_sge);
     qp.wr_set_sge_list = Some(set_sge_list);
     qp.wr_set_inline_data = Some(set_inline_data);
@@ -103,7 +106,10 @@ pub(crate) fn with_calls(qp_base: ibv_qp, operations: Option<u64>, transport: Tr
     qp.wr_start = Some(start);
     qp.wr_complete = Some(complete);
     qp.wr_abort = Some(abort);
-    ExtendedQp::new(qp, operations)
+    ExtendedQp {
+        base: qp,
+        wr_flush: requested(IBV_QP_EX_WITH_FLUSH).then_some(flush),
+    }
 }
 
 /// The staged requests of a queue pair, behind the lock that a batch holds.

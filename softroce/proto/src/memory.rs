@@ -237,7 +237,7 @@ pub trait Memory {
     ) -> Result<u64, AccessError>;
 
     /// Stores `word` in the 8 aligned bytes at `addr` at once, for a peer's atomic WRITE. Needs the
-    /// right to WRITE. The default is for memory where [`remote_write`](Self::remote_write) does so.
+    /// right to WRITE. The default is for where [`remote_write`](Self::remote_write) does so.
     ///
     /// # Errors
     /// When the right is missing, or the memory cannot be written at once.

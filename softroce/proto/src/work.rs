@@ -93,8 +93,8 @@ impl Operation {
         self.is_local() || matches!(self, Self::AtomicWrite { .. } | Self::Flush(_))
     }
 
-    /// Whether a response completes it that is counted as outstanding (`max_rd_atomic`), in place of
-    /// an ACK: READ responses, without payload for an atomic WRITE and a FLUSH, or an atomic ACK.
+    /// Whether a response completes it that is counted as outstanding (`max_rd_atomic`), not an
+    /// ACK: READ responses, without payload for an atomic WRITE and a FLUSH, or an atomic ACK.
     pub(crate) const fn awaits_data(&self) -> bool {
         self.awaits_read_response() || matches!(self, Self::Atomic { .. })
     }
@@ -185,8 +185,8 @@ pub enum PostError {
     /// The queue is full (`ENOMEM`).
     Full,
     /// `EINVAL`: an operation that the transport lacks, too many SGEs, inline data too long or not
-    /// allowed, a message or FLUSH over 2^31 bytes, an atomic not of one 8-byte SGE, a payload for an
-    /// operation without one, or a receive for a queue pair with a shared receive queue.
+    /// allowed, a message or FLUSH over 2^31 bytes, an atomic not of one 8-byte SGE, a payload for
+    /// an operation without one, or a receive for a queue pair with a shared receive queue.
     Invalid,
 }
 
