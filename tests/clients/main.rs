@@ -16,11 +16,12 @@ use doorbell_tests::{
     process::{check_not_stopped, supervise},
     retry::RetryBudget,
 };
+use pyverbs::Suite;
 use rig::{Outcome, Rig};
 use std::{fs, path::PathBuf, process::ExitCode, time::Instant};
 
 const USAGE: &str = "\
-clients [NAME...] [--full] [--list] [--doorbell FILE] [--check FILE | --write FILE]
+clients [NAME...] [--full] [--list] [--doorbell FILE] [--check FILE | --write FILE [--rxe FILE]]
 
   NAME            only rows whose client and mode contain it
   --full          also the rows that take long or need large packages; of each row also the client without RDMA, and
@@ -29,6 +30,7 @@ clients [NAME...] [--full] [--list] [--doorbell FILE] [--check FILE | --write FI
   --doorbell FILE the command [default: beside this program]
   --check FILE    fail when a row verified something else than in the table of FILE
   --write FILE    write the rows that were run to the table of FILE, each with all columns
+  --rxe FILE      what rdma-core's tests print on the kernel's rxe, for the table of FILE beside soft0's
 
 Exit status: 0 all passed, 1 a failure, 2 bad usage.
 ";
@@ -40,6 +42,7 @@ struct Options {
     doorbell: PathBuf,
     check: Option<PathBuf>,
     write: Option<PathBuf>,
+    rxe: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -54,6 +57,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
         doorbell: std::env::current_exe()?.with_file_name("doorbell"),
         check: None,
         write: None,
+        rxe: None,
     };
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().with_context(|| format!("{argument} needs a value"));
@@ -63,6 +67,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
             "--doorbell" => options.doorbell = value()?.into(),
             "--check" => options.check = Some(value()?.into()),
             "--write" => options.write = Some(value()?.into()),
+            "--rxe" => options.rxe = Some(value()?.into()),
             name if name.starts_with('-') => bail!("{name}: no such option"),
             name => options.names.push(name.to_owned()),
         }
@@ -138,7 +143,9 @@ fn record(options: &Options, rows: &[(&Case, Outcome)]) -> Result<bool> {
     };
     let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     if options.write.is_some() {
-        fs::write(file, table::written(&text, rows, table::version)?)?;
+        let rxe = options.rxe.as_ref().map(fs::read_to_string).transpose()?;
+        let rxe = rxe.map(|output| Suite::read(&output)).transpose()?;
+        fs::write(file, table::written(&text, rows, rxe.as_ref(), table::version)?)?;
         return Ok(true);
     }
     let differences = table::differences(&text, rows)?;
