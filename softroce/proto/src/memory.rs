@@ -251,6 +251,14 @@ pub trait Memory {
         self.remote_write(context, rkey, addr, &word)
     }
 
+    /// As [`remote_atomic_write`](Self::remote_atomic_write), from the current packet's payload.
+    ///
+    /// # Errors
+    /// When that fails, or the payload cannot be read.
+    fn remote_atomic_write_by_ref(&mut self, context: AccessContext, rkey: RKey, addr: u64) -> Result<(), CopyError> {
+        self.remote_write_by_ref(context, rkey, addr, size_of::<u64>())
+    }
+
     /// Executes a peer's FLUSH. The range is checked even if it is empty, as is the key.
     ///
     /// # Errors

@@ -115,6 +115,13 @@ impl Memory for ShmMemory<'_> {
         unsafe { payload.fetch(0, len, (key, table), location) }
     }
 
+    fn remote_atomic_write_by_ref(&mut self, via: AccessContext, rkey: RKey, addr: u64) -> Result<(), CopyError> {
+        let Self { table, payload, .. } = self;
+        let (key, location) = table.word_target(via, rkey, addr)?;
+        // SAFETY: as in `remote_write_by_ref`, for a word.
+        unsafe { payload.fetch(0, size_of::<u64>(), (key, table), location) }
+    }
+
     fn is_device_memory(&mut self, pd: PdId, sges: &[Sge]) -> bool {
         self.table.is_device_memory(pd, sges)
     }

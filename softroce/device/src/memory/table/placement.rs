@@ -7,6 +7,7 @@ use doorbell_roce_proto::RKey;
 use doorbell_roce_proto::memory::{AccessContext, AccessError, Flush, Placement, RemoteRight};
 
 use super::{Location, Region, Table};
+use crate::memory::copy::WORD;
 
 impl Region {
     pub(super) fn grants(&self, right: RemoteRight) -> bool {
@@ -27,7 +28,6 @@ impl Region {
 }
 
 impl Table {
-    /// Only where one store of the CPU does it, as for the atomics.
     pub(super) fn store_word(
         &mut self,
         via: AccessContext,
@@ -36,9 +36,21 @@ impl Table {
         word: [u8; 8],
     ) -> Result<(), AccessError> {
         self.flush_staged_writes()?;
-        match self.remote(via, rkey, addr, word.len() as u64, RemoteRight::Write)? {
-            // SAFETY: inside a region or window with REMOTE_WRITE, which needs LOCAL_WRITE.
-            Location::Host(at) if at.addr().is_multiple_of(word.len()) => unsafe { Location::Host(at).write(&word) },
+        let (_, target) = self.word_target(via, rkey, addr)?;
+        // SAFETY: inside a region or window with REMOTE_WRITE, which needs LOCAL_WRITE.
+        unsafe { target.write(&word) }
+    }
+
+    /// The location for a peer's atomic WRITE, and the key of its region: where one store of the CPU
+    /// does it, as for the atomics.
+    pub(crate) fn word_target(
+        &self,
+        via: AccessContext,
+        rkey: RKey,
+        addr: u64,
+    ) -> Result<(u32, Location<'_>), AccessError> {
+        match self.write_target(via, rkey, addr, WORD)? {
+            (key, Location::Host(at)) if at.addr().is_multiple_of(WORD) => Ok((key, Location::Host(at))),
             _ => Err(AccessError),
         }
     }

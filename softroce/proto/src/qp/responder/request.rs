@@ -346,19 +346,26 @@ impl Responder {
         connection: &Connection,
         memory: &mut M,
     ) -> Result<Executed, FatalNak> {
-        let word = match payload {
-            PayloadSource::Bytes(bytes) => bytes.try_into().ok(),
-            PayloadSource::ByRef { .. } => None,
-        };
-        let word: [u8; 8] = word.ok_or(FatalNak::INVALID_REQUEST)?;
-        let valid = reth.len as usize == word.len() && reth.va.is_multiple_of(8);
-        if !self.limits.access.write || !self.may_accept_rd_atomic() || !valid {
+        let whole = payload.len() == size_of::<u64>() && reth.len as usize == payload.len();
+        let aligned = reth.va.is_multiple_of(8);
+        if !self.limits.access.write || !self.may_accept_rd_atomic() || !whole || !aligned {
             return Err(FatalNak::INVALID_REQUEST);
         }
-        memory
-            .remote_atomic_write(connection.access_context(), reth.rkey, reth.va, word)
-            .map_err(|_| FatalNak::REMOTE_ACCESS)?;
-        Ok(self.reply_without_data(connection))
+        let (context, rkey, addr) = (connection.access_context(), reth.rkey, reth.va);
+        let written = match payload {
+            PayloadSource::Bytes(bytes) => {
+                let word = bytes.try_into().map_err(|_| FatalNak::INVALID_REQUEST)?;
+                memory
+                    .remote_atomic_write(context, rkey, addr, word)
+                    .map_err(CopyError::from)
+            }
+            PayloadSource::ByRef { .. } => memory.remote_atomic_write_by_ref(context, rkey, addr),
+        };
+        match written {
+            Ok(()) => Ok(self.reply_without_data(connection)),
+            Err(CopyError::Gone) => Ok(Executed::PayloadLost),
+            Err(CopyError::Access) => Err(FatalNak::REMOTE_ACCESS),
+        }
     }
 
     /// A FLUSH: what was executed before is in memory, and is placed as required now.
