@@ -1,5 +1,5 @@
-//! The memory placement extensions (IBTA vol 1, annex A19): `ibv_wr_atomic_write`, and `ibv_wr_flush`
-//! of rdma-core 46, with its values, which the bindings, of 44, lack.
+//! The memory placement extensions (IBTA vol 1, annex A19): `ibv_wr_atomic_write`, and
+//! `ibv_wr_flush` of rdma-core 46, with its values, which the bindings, of 44, lack.
 
 use core::ffi::c_void;
 

@@ -41,8 +41,8 @@ impl Table {
         unsafe { target.write(&word) }
     }
 
-    /// The location for a peer's atomic WRITE, and the key of its region: where one store of the CPU
-    /// does it, as for the atomics.
+    /// The location for a peer's atomic WRITE, and the key of its region: where one store of the
+    /// CPU does it, as for the atomics.
     pub(crate) fn word_target(
         &self,
         via: AccessContext,
