@@ -103,6 +103,7 @@ fn attributes(peer: (IpAddr, Qpn), link: Option<LinkId>) -> Modify {
             read: true,
             write: true,
             atomic: true,
+            ..RemoteAccess::default()
         }),
         path: Some(Path {
             link,
