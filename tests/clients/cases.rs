@@ -1,5 +1,10 @@
 //! The rows: which client, how it runs, and what its output must show.
 
+mod crates;
+mod many;
+mod storage;
+mod virtual_machine;
+
 use crate::read::{self, Report};
 use anyhow::Result;
 
@@ -14,8 +19,8 @@ pub(crate) enum Ready {
     Shows(&'static str),
 }
 
-/// Lines for sh(1), in which `PORT`, `HOST` and `RING` stand for the row's port, the device's
-/// address, and the source of the MPI program.
+/// Lines for sh(1), in which `PORT`, `HOST` and `FILES` stand for the row's first port of
+/// [`PORTS`](crate::rig::PORTS), the device's address, and the folder of our own scripts and sources ([`FILES`](crate::rig::FILES)).
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     pub(crate) server: Option<(String, Ready)>,
@@ -23,6 +28,8 @@ pub(crate) struct Run {
     pub(crate) variables: Vec<(&'static str, &'static str)>,
     /// Whether it runs under `doorbell run`.
     pub(crate) on_device: bool,
+    /// How often both ends run; the outputs are read together.
+    pub(crate) times: usize,
     /// Judges the output of server and client.
     pub(crate) read: fn(&str, &str) -> Result<Report>,
 }
@@ -31,7 +38,7 @@ pub(crate) struct Run {
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) client: &'static str,
-    /// Debian's package, whose version is shown.
+    /// Debian's package, whose version is shown, or a crate's `NAME@VERSION`.
     pub(crate) package: &'static str,
     pub(crate) mode: String,
     /// Whether only `--full` runs it.
@@ -49,6 +56,7 @@ fn pair(server: &str, ready: Ready, client: &str, read: fn(&str, &str) -> Result
         client: client.to_owned(),
         variables: Vec::new(),
         on_device: true,
+        times: 1,
         read,
     }
 }
@@ -59,6 +67,7 @@ fn alone(client: &str, read: fn(&str, &str) -> Result<Report>) -> Run {
         client: client.to_owned(),
         variables: Vec::new(),
         on_device: true,
+        times: 1,
         read,
     }
 }
@@ -66,6 +75,11 @@ fn alone(client: &str, read: fn(&str, &str) -> Result<Report>) -> Run {
 impl Run {
     fn with(mut self, variables: &[(&'static str, &'static str)]) -> Self {
         self.variables.extend(variables);
+        self
+    }
+
+    fn times(mut self, times: usize) -> Self {
+        self.times = times;
         self
     }
 
@@ -113,6 +127,10 @@ pub(crate) fn all() -> Vec<Case> {
     cases.push(fio());
     cases.extend(ucx());
     cases.extend(mpi());
+    cases.extend(storage::cases());
+    cases.extend(virtual_machine::cases());
+    cases.extend(crates::cases());
+    cases.extend(many::cases());
     cases
 }
 
@@ -329,12 +347,12 @@ fn uct(transport: &'static str, test: &'static str) -> Case {
 /// Two ranks on one host; without shared memory, which each would otherwise prefer.
 fn mpi() -> Vec<Case> {
     let open = |options: &str| {
-        let build = "mpicc.openmpi -O2 -o ring RING";
+        let build = "mpicc.openmpi -O2 -o ring FILES/ring.c";
         let line = format!("{build} && exec mpirun.openmpi -n 2 --oversubscribe {options} ./ring");
         alone(&line, read::ring)
     };
     let mpich = |tls| {
-        let line = "mpicc.mpich -O2 -o ring RING && exec mpirun.mpich -n 2 ./ring";
+        let line = "mpicc.mpich -O2 -o ring FILES/ring.c && exec mpirun.mpich -n 2 ./ring";
         alone(line, read::ring).with(&[("UCX_TLS", tls)])
     };
     let tcp = || open("--mca pml ob1 --mca btl tcp,self");

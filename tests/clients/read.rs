@@ -14,7 +14,7 @@ pub(crate) struct Report {
     pub(crate) suite: Option<Suite>,
 }
 
-fn report(verified: impl Into<String>, figure: impl Into<String>) -> Result<Report> {
+pub(crate) fn report(verified: impl Into<String>, figure: impl Into<String>) -> Result<Report> {
     let (verified, figure) = (verified.into(), figure.into());
     let suite = None;
     Ok(Report {
@@ -24,7 +24,7 @@ fn report(verified: impl Into<String>, figure: impl Into<String>) -> Result<Repo
     })
 }
 
-const NO_FIGURE: &str = "–";
+pub(crate) const NO_FIGURE: &str = "–";
 
 pub(crate) fn pyverbs(_: &str, output: &str) -> Result<Report> {
     let suite = Suite::read(output)?;
@@ -126,6 +126,11 @@ pub(crate) fn fio(server: &str, client: &str) -> Result<Report> {
     )
 }
 
+/// The text between two marks.
+pub(crate) fn between<'a>(text: &'a str, first: &str, last: &str) -> Option<&'a str> {
+    after(text, first)?.split_once(last).map(|(found, _)| found)
+}
+
 fn after<'a>(text: &'a str, mark: &str) -> Option<&'a str> {
     text.split_once(mark).map(|(_, rest)| rest)
 }
@@ -165,11 +170,11 @@ pub(crate) fn ring(_: &str, output: &str) -> Result<Report> {
     report(format!("{bytes} bytes, every byte"), figure.replace(" us", " µs"))
 }
 
-fn number(text: &str) -> Result<f64> {
+pub(crate) fn number(text: &str) -> Result<f64> {
     text.parse().with_context(|| format!("{text} is no number"))
 }
 
-fn rounded(value: f64) -> String {
+pub(crate) fn rounded(value: f64) -> String {
     format!("{value:.2}")
 }
 

@@ -7,8 +7,9 @@ use crate::{
 use anyhow::{Context, Result, bail, ensure};
 use doorbell_tests::{environment::unprivileged, process::Process, scratch::Scratch};
 use std::{
-    fs,
+    env, fs,
     net::{IpAddr, UdpSocket},
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -22,6 +23,17 @@ const SURVIVAL: Duration = Duration::from_secs(40);
 const UNDER_WAY: Duration = Duration::from_millis(1500);
 
 const ENDS: [&str; 2] = ["server", "client"];
+
+/// Successive ports of a row.
+pub(crate) const PORTS: u16 = 16;
+
+/// What the lines of rows run beside the clients.
+pub(crate) const FILES: [(&str, &str); 4] = [
+    ("guest.s", include_str!("guest.s")),
+    ("iser.sh", include_str!("iser.sh")),
+    ("migrate.sh", include_str!("migrate.sh")),
+    ("ring.c", include_str!("ring.c")),
+];
 
 /// What a row has shown.
 #[derive(Clone, Debug)]
@@ -51,7 +63,12 @@ impl Rig {
     pub(crate) fn new(doorbell: &Path) -> Result<Self> {
         let doorbell = fs::canonicalize(doorbell).with_context(|| format!("no command at {}", doorbell.display()))?;
         let scratch = Scratch::new("clients", 20_000..30_000)?;
-        fs::write(scratch.path().join("ring.c"), include_str!("ring.c"))?;
+        for (name, text) in FILES {
+            fs::write(scratch.path().join(name), text)?;
+        }
+        // The tests of crates, which `cargo xtask clients` builds.
+        let crates = env::current_exe()?.with_file_name("../crates");
+        symlink(crates, scratch.path().join("crates"))?;
         let address = own_address().context("this host has no address but loopback's")?;
         let port = scratch.port()?;
         Ok(Self {
@@ -86,8 +103,19 @@ impl Rig {
         outputs.concat()
     }
 
-    /// Runs both ends until they exit.
+    /// Runs both ends until they exit, as often as the row says.
     fn report(&self, run: &Run, name: &str) -> Result<Report> {
+        let (mut servers, mut clients) = (String::new(), String::new());
+        for _ in 0..run.times {
+            let [server, client] = self.completed(run, name)?;
+            servers += &server;
+            clients += &client;
+        }
+        (run.read)(&servers, &clients)
+    }
+
+    /// The output of both ends, which must succeed.
+    fn completed(&self, run: &Run, name: &str) -> Result<[String; 2]> {
         let deadline = Instant::now() + LIMIT;
         let mut ends = self.start(run, name, deadline)?;
         let client = ends.client.wait(deadline)?;
@@ -100,7 +128,7 @@ impl Rig {
             }
             None => String::new(),
         };
-        (run.read)(&server, &ends.client.output())
+        Ok([server, ends.client.output()])
     }
 
     /// Kills one end in the middle, and measures when the other exits.
@@ -124,7 +152,7 @@ impl Rig {
 
     fn start(&self, run: &Run, name: &str, deadline: Instant) -> Result<Ends> {
         let folder = self.scratch.folder(name)?;
-        let port = self.scratch.port()?;
+        let port = self.scratch.ports(PORTS)?;
         let start = |line: &str, end| Process::start(&self.words(run, line, port), &run.environment(), &folder, end);
         let server = match &run.server {
             None => None,
@@ -147,11 +175,10 @@ impl Rig {
 
     /// A line of a row, without any privilege, on the device's address if it uses it.
     fn words(&self, run: &Run, line: &str, port: u16) -> Vec<String> {
-        let ring = self.scratch.path().join("ring.c");
         let line = line
             .replace("PORT", &port.to_string())
             .replace("HOST", &self.address.to_string())
-            .replace("RING", &ring.display().to_string());
+            .replace("FILES", &self.scratch.path().display().to_string());
         let mut words = unprivileged();
         if run.on_device {
             words.extend([self.doorbell.display().to_string(), "run".to_owned()]);

@@ -34,8 +34,11 @@ fn is_of(line: &str, case: &Case) -> bool {
     (cell(line, 0), cell(line, 2)) == (case.client, &*case.mode)
 }
 
-/// The version of Debian's package that is installed.
+/// The version of Debian's package that is installed, or of a crate.
 pub(crate) fn version(package: &str) -> Result<String> {
+    if let Some((_, version)) = package.split_once('@') {
+        return Ok(version.to_owned());
+    }
     let output = Command::new("dpkg-query")
         .args(["-W", "-f", "${Version}", package])
         .output()
@@ -109,22 +112,22 @@ mod tests {
     fn rows_replace_their_own_and_keep_the_order() {
         let cases: Vec<Case> = cases::all()
             .into_iter()
-            .filter(|case| case.client == "rping" || case.client == "udaddy")
+            .filter(|case| case.client == "ucmatose" || case.client == "udaddy")
             .collect();
-        let [rping, udaddy] = &cases[..] else {
+        let [ucmatose, udaddy] = &cases[..] else {
             panic!("{cases:?}")
         };
         let written = |text: &str, case, verified| {
             written(text, &[(case, outcome(verified))], None, |_| Ok("1.0".to_owned())).unwrap()
         };
-        let text = written(&written(FILE, udaddy, "three"), rping, "ten");
+        let text = written(&written(FILE, udaddy, "three"), ucmatose, "ten");
         let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("| ")).collect();
         assert!(
-            is_of(lines[1], rping) && is_of(lines[2], udaddy) && lines.len() == 3,
+            is_of(lines[1], ucmatose) && is_of(lines[2], udaddy) && lines.len() == 3,
             "{text}"
         );
-        assert!(differences(&text, &[(rping, outcome("ten"))]).unwrap().is_empty());
-        let changed = differences(&text, &[(rping, outcome("nine"))]).unwrap();
+        assert!(differences(&text, &[(ucmatose, outcome("ten"))]).unwrap().is_empty());
+        let changed = differences(&text, &[(ucmatose, outcome("nine"))]).unwrap();
         assert!(changed.len() == 1 && changed[0].contains("nine"), "{changed:?}");
     }
 

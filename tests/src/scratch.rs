@@ -46,15 +46,18 @@ impl Scratch {
 
     /// A free TCP port, not used by another row.
     pub fn port(&self) -> Result<u16> {
+        self.ports(1)
+    }
+
+    /// The first of so many successive free TCP ports, not used by another row.
+    pub fn ports(&self, count: u16) -> Result<u16> {
         loop {
-            let port = self.next.fetch_add(1, Ordering::Relaxed);
-            if !self.ports.contains(&port) {
-                bail!("no TCP port of {:?} is left", self.ports);
+            let first = self.next.fetch_add(count, Ordering::Relaxed);
+            if !self.ports.contains(&(first + count - 1)) {
+                bail!("no TCP ports of {:?} are left", self.ports);
             }
-            let free = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
-                .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)));
-            if free.is_ok() {
-                return Ok(port);
+            if (first..first + count).all(is_free) {
+                return Ok(first);
             }
         }
     }
@@ -68,6 +71,12 @@ impl Scratch {
         };
         processes.iter().map(output).collect()
     }
+}
+
+fn is_free(port: u16) -> bool {
+    TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
+        .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
+        .is_ok()
 }
 
 /// The last lines of a program's output, indented below its row.

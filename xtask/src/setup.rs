@@ -97,9 +97,31 @@ pub(crate) const CLIENTS: [Need; 6] = [
 ];
 
 /// Clients that only the full form runs.
-pub(crate) const LARGE_CLIENTS: [Need; 4] = [
+pub(crate) const LARGE_CLIENTS: [Need; 10] = [
     COLLECTIVE_PEERS[0],
     COLLECTIVE_PEERS[1],
+    QEMU,
+    Need {
+        package: "binutils",
+        found: || in_path("as") && in_path("ld"),
+    },
+    Need {
+        package: "tgt",
+        found: || in_path("tgtd"),
+    },
+    Need {
+        package: "libiscsi-bin",
+        found: || in_path("iscsi-perf"),
+    },
+    Need {
+        package: "qemu-utils",
+        found: || in_path("qemu-img"),
+    },
+    // QEMU's driver of iSCSI.
+    Need {
+        package: "qemu-block-extra",
+        found: || Path::new("/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so").exists(),
+    },
     Need {
         package: "mpich",
         found: || in_path("mpirun.mpich"),

@@ -141,10 +141,12 @@ fn open_all() -> Vec<OpenDevice> {
 /// # Errors
 /// `EADDRNOTAVAIL` for an address not of this host, `ENODEV` for one without a soft device.
 pub(crate) fn with_address(address: IpAddr) -> Result<Option<&'static OpenDevice>, Errno> {
+    // Opened for wildcards too: a program may announce its port before it listens there.
+    let opened = all();
     if address.is_unspecified() {
         return Ok(None);
     }
-    match all().map(|opened| opened.iter().find(|opened| opened.ip() == address)) {
+    match opened.map(|opened| opened.iter().find(|opened| opened.ip() == address)) {
         Ok(Some(found)) => Ok(Some(found)),
         _ if address.is_loopback() => Ok(None),
         Ok(None) if is_local(address) => Err(libc::ENODEV),

@@ -6,7 +6,9 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::os::unix::fs::MetadataExt;
 use std::sync::LazyLock;
+use std::{fs, process};
 
 use doorbell_verbs_sys::rdmacm::rdma_port_space;
 use parking_lot::Mutex;
@@ -15,6 +17,11 @@ use crate::errno::Errno;
 
 /// The range for port 0: Linux's default (ip(7), `ip_local_port_range`).
 const EPHEMERAL: RangeInclusive<u16> = 32_768..=60_999;
+
+/// Ports of the range from which a process draws first. A program may announce a port before it
+/// listens there, when no other process can know of it: processes that start together, with
+/// successive ids, draw from different ones.
+const SHARE: usize = 64;
 
 /// How a port is used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,6 +49,9 @@ impl Claim {
     }
 }
 
+/// The number of the namespace of this process's id, 0 without /proc.
+static NAMESPACE: LazyLock<u64> = LazyLock::new(|| fs::metadata("/proc/self/ns/pid").map_or(0, |file| file.ino()));
+
 type Key = (rdma_port_space, u16);
 
 static BOUND: LazyLock<Mutex<HashMap<Key, Vec<Claim>>>> = LazyLock::new(Mutex::default);
@@ -65,9 +75,8 @@ impl PortBinding {
         if port != 0 {
             return try_bind(port);
         }
-        let count = EPHEMERAL.len();
-        let first = RandomState::new().hash_one(claim.ip) as usize % count;
-        let mut ports = (0..count).map(|n| *EPHEMERAL.start() + ((first + n) % count) as u16);
+        // Processes of containers on one network may have the same id.
+        let mut ports = ephemeral(u64::from(process::id()).wrapping_add(*NAMESPACE));
         ports.find_map(|port| try_bind(port).ok()).ok_or(libc::EADDRNOTAVAIL)
     }
 
@@ -85,6 +94,15 @@ impl PortBinding {
     pub(crate) fn port(&self) -> u16 {
         self.key.1
     }
+}
+
+/// All ports of the range, those of the process's share first, from a random one on.
+fn ephemeral(process: u64) -> impl Iterator<Item = u16> {
+    let share = process as usize % (EPHEMERAL.len() / SHARE) * SHARE;
+    let first = RandomState::new().hash_one(process) as usize;
+    let own = (0..SHARE).map(move |n| share + first.wrapping_add(n) % SHARE);
+    let others = (SHARE..EPHEMERAL.len()).map(move |n| (share + n) % EPHEMERAL.len());
+    own.chain(others).map(|n| *EPHEMERAL.start() + n as u16)
 }
 
 fn try_bind(bound: &mut HashMap<Key, Vec<Claim>>, key: Key, claim: Claim) -> Result<PortBinding, Errno> {
@@ -109,6 +127,8 @@ impl Drop for PortBinding {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use doorbell_verbs_sys::rdmacm::{RDMA_PS_TCP, RDMA_PS_UDP};
 
     use super::*;
@@ -136,6 +156,18 @@ mod tests {
     fn port_is_shared_with_reuseaddr() {
         let [_one, _two] = [0; 2].map(|_| bind(RDMA_PS_TCP, "10.0.1.1", 7472, true).unwrap());
         assert!(bind(RDMA_PS_TCP, "10.0.1.1", 7472, false).is_err());
+    }
+
+    /// Servers that start together and announce a port each, before any listens.
+    #[test]
+    fn successive_processes_draw_different_ports() {
+        let processes = EPHEMERAL.len() / SHARE;
+        let drawn = |process| ephemeral(process).take(SHARE);
+        let ports: HashSet<u16> = (1000..).take(processes).flat_map(drawn).collect();
+        assert_eq!(ports.len(), processes * SHARE);
+        let mut all: Vec<_> = ephemeral(7).collect();
+        all.sort_unstable();
+        assert!(all.into_iter().eq(EPHEMERAL));
     }
 
     #[test]

@@ -2,13 +2,15 @@
 //! of docs/CLIENTS.md. It installs them and builds; the program `clients` of `tests/clients` runs
 //! the rows.
 
+mod crates;
+
 use crate::{
     ci::{Verdict, command, lacking, rows, succeed},
     setup, target_folder,
     vm::{Request, machine::Outcome},
 };
 use anyhow::{Context, Result, bail};
-use std::{fs::File, io, path::Path};
+use std::{fs::File, io, path::Path, process::Command};
 
 const HELP: &str = "\
 Run RDMA programs that others wrote on the drop-in libraries
@@ -51,8 +53,10 @@ pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
             Ok(1)
         }
         Ok(_) => Ok(0),
-        // Each failed row has been printed.
-        Err(_) => Ok(1),
+        Err(error) => {
+            eprintln!("clients: {error:#}");
+            Ok(1)
+        }
     }
 }
 
@@ -84,9 +88,26 @@ pub(crate) fn run(programs: &Path, arguments: &[&str]) -> Result<Verdict> {
     if arguments.contains(&"--full") {
         needs.extend(setup::LARGE_CLIENTS);
     }
+    let program = programs.join("clients");
+    let of_crates = chooses_crates(&program, arguments)?;
+    if of_crates {
+        needs.extend(setup::RDMA_CORE);
+    }
     match setup::provide(&needs)?.as_slice() {
         [] => {}
         missing => return lacking(missing),
     }
-    rows::verdict(&[rows::run(&programs.join("clients"), arguments, &[])?])
+    if of_crates {
+        crates::build(&programs.with_file_name("crates"))?;
+    }
+    rows::verdict(&[rows::run(&program, arguments, &[])?])
+}
+
+/// Whether rows of crates are among those that the arguments choose.
+fn chooses_crates(program: &Path, arguments: &[&str]) -> Result<bool> {
+    // A wrong call is reported by the run itself.
+    let list = Command::new(program).args(arguments).arg("--list").output()?.stdout;
+    Ok(String::from_utf8_lossy(&list)
+        .lines()
+        .any(|row| row.starts_with("crate ")))
 }
