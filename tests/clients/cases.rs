@@ -1,5 +1,7 @@
 //! The rows: which client, how it runs, and what its output must show.
 
+mod python;
+
 use crate::read::{self, Report};
 use anyhow::Result;
 
@@ -14,8 +16,8 @@ pub(crate) enum Ready {
     Shows(&'static str),
 }
 
-/// Lines for sh(1), in which `PORT`, `HOST` and `RING` stand for the row's port, the device's
-/// address, and the source of the MPI program.
+/// Lines for sh(1), in which `PORT`, `HOST` and `FILES` stand for the row's port, the device's
+/// address, and the folder of our own programs.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     pub(crate) server: Option<(String, Ready)>,
@@ -23,16 +25,26 @@ pub(crate) struct Run {
     pub(crate) variables: Vec<(&'static str, &'static str)>,
     /// Whether it runs under `doorbell run`.
     pub(crate) on_device: bool,
+    /// Whether its Python imports from the packages of PyPI.
+    pub(crate) from_wheels: bool,
+    /// What the client shows once both ends are connected; without it, they are after a while.
+    pub(crate) under_way: Option<&'static str>,
     /// Judges the output of server and client.
     pub(crate) read: fn(&str, &str) -> Result<Report>,
+}
+
+/// Where a client's version is known.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Package {
+    Debian(&'static str),
+    Wheel(&'static str),
 }
 
 /// A row of the table.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) client: &'static str,
-    /// Debian's package, whose version is shown.
-    pub(crate) package: &'static str,
+    pub(crate) package: Package,
     pub(crate) mode: String,
     /// Whether only `--full` runs it.
     pub(crate) full: bool,
@@ -49,6 +61,8 @@ fn pair(server: &str, ready: Ready, client: &str, read: fn(&str, &str) -> Result
         client: client.to_owned(),
         variables: Vec::new(),
         on_device: true,
+        from_wheels: false,
+        under_way: None,
         read,
     }
 }
@@ -59,6 +73,8 @@ fn alone(client: &str, read: fn(&str, &str) -> Result<Report>) -> Run {
         client: client.to_owned(),
         variables: Vec::new(),
         on_device: true,
+        from_wheels: false,
+        under_way: None,
         read,
     }
 }
@@ -66,6 +82,16 @@ fn alone(client: &str, read: fn(&str, &str) -> Result<Report>) -> Run {
 impl Run {
     fn with(mut self, variables: &[(&'static str, &'static str)]) -> Self {
         self.variables.extend(variables);
+        self
+    }
+
+    fn importing_wheels(mut self) -> Self {
+        self.from_wheels = true;
+        self
+    }
+
+    fn under_way_once(mut self, shown: &'static str) -> Self {
+        self.under_way = Some(shown);
         self
     }
 
@@ -79,7 +105,7 @@ impl Case {
     fn new(client: &'static str, package: &'static str, mode: &str, run: Run) -> Self {
         Self {
             client,
-            package,
+            package: Package::Debian(package),
             mode: mode.to_owned(),
             full: false,
             run,
@@ -98,6 +124,14 @@ impl Case {
         self
     }
 
+    /// Its package is PyPI's.
+    fn wheel(mut self) -> Self {
+        if let Package::Debian(name) = self.package {
+            self.package = Package::Wheel(name);
+        }
+        self
+    }
+
     fn full(mut self) -> Self {
         self.full = true;
         self
@@ -113,6 +147,7 @@ pub(crate) fn all() -> Vec<Case> {
     cases.push(fio());
     cases.extend(ucx());
     cases.extend(mpi());
+    cases.extend(python::all());
     cases
 }
 
@@ -329,12 +364,12 @@ fn uct(transport: &'static str, test: &'static str) -> Case {
 /// Two ranks on one host; without shared memory, which each would otherwise prefer.
 fn mpi() -> Vec<Case> {
     let open = |options: &str| {
-        let build = "mpicc.openmpi -O2 -o ring RING";
+        let build = "mpicc.openmpi -O2 -o ring FILES/ring.c";
         let line = format!("{build} && exec mpirun.openmpi -n 2 --oversubscribe {options} ./ring");
         alone(&line, read::ring)
     };
     let mpich = |tls| {
-        let line = "mpicc.mpich -O2 -o ring RING && exec mpirun.mpich -n 2 ./ring";
+        let line = "mpicc.mpich -O2 -o ring FILES/ring.c && exec mpirun.mpich -n 2 ./ring";
         alone(line, read::ring).with(&[("UCX_TLS", tls)])
     };
     let tcp = || open("--mca pml ob1 --mca btl tcp,self");

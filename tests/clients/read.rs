@@ -156,7 +156,7 @@ pub(crate) fn ucx_bandwidth(_: &str, client: &str) -> Result<Report> {
     report(format!("{} iterations", row[0]), format!("{} GB/s", rounded(gigabytes)))
 }
 
-/// `verified BYTES bytes, … us, … GB/s` of `ring.c`.
+/// `verified BYTES bytes, … us, … GB/s` of our own programs.
 pub(crate) fn ring(_: &str, output: &str) -> Result<Report> {
     let line = output.lines().find_map(|line| line.strip_prefix("verified "));
     let (bytes, figure) = line

@@ -21,6 +21,14 @@ const SURVIVAL: Duration = Duration::from_secs(40);
 /// The time that both ends of a lasting run have to connect.
 const UNDER_WAY: Duration = Duration::from_millis(1500);
 
+/// What rows run of our own, in the folder `FILES`.
+const FILES: [(&str, &str); 4] = [
+    ("ring.c", include_str!("ring.c")),
+    ("mpi.py", include_str!("mpi.py")),
+    ("tensorpipe.py", include_str!("tensorpipe.py")),
+    ("transfer.py", include_str!("transfer.py")),
+];
+
 const ENDS: [&str; 2] = ["server", "client"];
 
 /// What a row has shown.
@@ -34,6 +42,7 @@ pub(crate) struct Outcome {
 
 pub(crate) struct Rig {
     doorbell: PathBuf,
+    wheels: Option<PathBuf>,
     scratch: Scratch,
     /// The device's address: not loopback, which libfabric does not use for RDMA.
     address: IpAddr,
@@ -48,14 +57,17 @@ struct Ends {
 }
 
 impl Rig {
-    pub(crate) fn new(doorbell: &Path) -> Result<Self> {
+    pub(crate) fn new(doorbell: &Path, wheels: Option<&Path>) -> Result<Self> {
         let doorbell = fs::canonicalize(doorbell).with_context(|| format!("no command at {}", doorbell.display()))?;
         let scratch = Scratch::new("clients", 20_000..30_000)?;
-        fs::write(scratch.path().join("ring.c"), include_str!("ring.c"))?;
+        for (name, text) in FILES {
+            fs::write(scratch.path().join(name), text)?;
+        }
         let address = own_address().context("this host has no address but loopback's")?;
         let port = scratch.port()?;
         Ok(Self {
             doorbell,
+            wheels: wheels.map(fs::canonicalize).transpose()?,
             scratch,
             address,
             port,
@@ -107,6 +119,10 @@ impl Rig {
     fn killed(&self, run: &Run, index: usize, name: &str) -> Result<String> {
         let ends = self.start(run, name, Instant::now() + LIMIT)?;
         let mut both = [ends.server.context("no server to kill")?, ends.client];
+        if let Some(shown) = run.under_way {
+            let is_shown = both[1].wait_shown(shown, Instant::now() + LIMIT)?;
+            ensure!(is_shown, "the client has not shown {shown:?}");
+        }
         thread::sleep(UNDER_WAY);
         for (process, end) in both.iter_mut().zip(ENDS) {
             let status = process.status()?;
@@ -125,7 +141,8 @@ impl Rig {
     fn start(&self, run: &Run, name: &str, deadline: Instant) -> Result<Ends> {
         let folder = self.scratch.folder(name)?;
         let port = self.scratch.port()?;
-        let start = |line: &str, end| Process::start(&self.words(run, line, port), &run.environment(), &folder, end);
+        let environment = self.environment(run)?;
+        let start = |line: &str, end| Process::start(&self.words(run, line, port), &environment, &folder, end);
         let server = match &run.server {
             None => None,
             Some((line, ready)) => {
@@ -147,11 +164,10 @@ impl Rig {
 
     /// A line of a row, without any privilege, on the device's address if it uses it.
     fn words(&self, run: &Run, line: &str, port: u16) -> Vec<String> {
-        let ring = self.scratch.path().join("ring.c");
         let line = line
             .replace("PORT", &port.to_string())
             .replace("HOST", &self.address.to_string())
-            .replace("RING", &ring.display().to_string());
+            .replace("FILES", &self.scratch.path().display().to_string());
         let mut words = unprivileged();
         if run.on_device {
             words.extend([self.doorbell.display().to_string(), "run".to_owned()]);
@@ -161,14 +177,17 @@ impl Rig {
         words.extend(["sh".to_owned(), "-c".to_owned(), line]);
         words
     }
-}
 
-impl Run {
-    fn environment(&self) -> Vec<(&'static str, String)> {
+    fn environment(&self, run: &Run) -> Result<Vec<(&'static str, String)>> {
         // Logs why a device could not be opened, which C programs cannot print.
         let log = ("DOORBELL_LOG", "error");
-        let variables = self.variables.iter().chain([&log]);
-        variables.map(|&(name, value)| (name, value.to_owned())).collect()
+        let variables = run.variables.iter().chain([&log]);
+        let mut variables: Vec<_> = variables.map(|&(name, value)| (name, value.to_owned())).collect();
+        if run.from_wheels {
+            let wheels = self.wheels.as_ref().context("its packages are in no folder: --wheels")?;
+            variables.push(("PYTHONPATH", wheels.display().to_string()));
+        }
+        Ok(variables)
     }
 }
 

@@ -1,12 +1,12 @@
 //! The tables of `docs/CLIENTS.md`: a row replaces that of the same client and mode.
 
 use crate::{
-    cases::{self, Case},
+    cases::{self, Case, Package},
     rig::Outcome,
 };
 use anyhow::{Context, Result, ensure};
 use doorbell_tests::section::{replaced, span};
-use std::process::Command;
+use std::{path::Path, process::Command};
 
 const ROWS: &str = "rows";
 const PYVERBS: &str = "pyverbs";
@@ -33,13 +33,19 @@ fn is_of(line: &str, case: &Case) -> bool {
     (cell(line, 0), cell(line, 2)) == (case.client, &*case.mode)
 }
 
-/// The version of Debian's package that is installed.
-pub(crate) fn version(package: &str) -> Result<String> {
-    let output = Command::new("dpkg-query")
-        .args(["-W", "-f", "${Version}", package])
-        .output()
-        .context("cannot run dpkg-query")?;
-    ensure!(output.status.success(), "{package} is not installed");
+/// The version of a package that is installed; of a wheel, in the folder `wheels`.
+pub(crate) fn version(package: Package, wheels: Option<&Path>) -> Result<String> {
+    const OF_WHEEL: &str = "import importlib.metadata as m, sys; sys.stdout.write(m.version(sys.argv[1]))";
+    let (name, mut command) = match package {
+        Package::Debian(name) => (name, Command::new("dpkg-query")),
+        Package::Wheel(name) => (name, Command::new("/usr/bin/python3")),
+    };
+    match package {
+        Package::Debian(_) => command.args(["-W", "-f", "${Version}"]),
+        Package::Wheel(_) => command.args(["-c", OF_WHEEL]).envs(wheels.map(|folder| ("PYTHONPATH", folder))),
+    };
+    let output = command.arg(name).output().with_context(|| format!("cannot find {name}"))?;
+    ensure!(output.status.success(), "{name} is not installed");
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
@@ -47,7 +53,7 @@ pub(crate) fn version(package: &str) -> Result<String> {
 pub(crate) fn written(
     text: &str,
     rows: &[(&Case, Outcome)],
-    version: impl Fn(&str) -> Result<String>,
+    version: impl Fn(Package) -> Result<String>,
 ) -> Result<String> {
     let old = &text[span(text, ROWS)?];
     let mut body = HEAD.to_owned();

@@ -97,9 +97,15 @@ pub(crate) const CLIENTS: [Need; 6] = [
 ];
 
 /// Clients that only the full form runs.
-pub(crate) const LARGE_CLIENTS: [Need; 4] = [
+pub(crate) const LARGE_CLIENTS: [Need; 6] = [
     COLLECTIVE_PEERS[0],
     COLLECTIVE_PEERS[1],
+    KERNELS[1],
+    // With TensorPipe. Its numpy is for the clients from PyPI, too.
+    Need {
+        package: "python3-torch",
+        found: || Path::new("/usr/lib/python3/dist-packages/torch").exists(),
+    },
     Need {
         package: "mpich",
         found: || in_path("mpirun.mpich"),
@@ -109,6 +115,14 @@ pub(crate) const LARGE_CLIENTS: [Need; 4] = [
         found: || in_path("mpicc.mpich"),
     },
 ];
+
+/// Clients from PyPI, for the Python of Debian 12.
+pub(crate) const CLIENT_WHEELS: [&str; 3] = [
+    "mpi4py==4.1.2",
+    "nixl-cu12==1.5.1",
+    "mooncake-transfer-engine-non-cuda==0.3.13.post1",
+];
+pub(crate) const CLIENT_WHEELS_ABI: [&str; 2] = ["--python-version=3.11", "--platform=manylinux_2_28_x86_64"];
 
 pub(crate) const COLLECTIVE_PEERS: [Need; 4] = [
     Need {

@@ -4,7 +4,7 @@
 
 use crate::{
     ci::{Verdict, command, lacking, rows, succeed},
-    setup, target_folder,
+    pip, setup, target_folder,
 };
 use anyhow::Result;
 use std::path::Path;
@@ -68,5 +68,11 @@ pub(crate) fn run(programs: &Path, arguments: &[&str]) -> Result<Verdict> {
         [] => {}
         missing => return lacking(missing),
     }
-    rows::verdict(&[rows::run(&programs.join("clients"), arguments, &[])?])
+    let wheels = target_folder()?.join("clients-python").display().to_string();
+    let mut arguments = arguments.to_vec();
+    if arguments.contains(&"--full") {
+        pip::provide(wheels.as_ref(), &setup::CLIENT_WHEELS, &setup::CLIENT_WHEELS_ABI)?;
+        arguments.extend(["--wheels", wheels.as_str()]);
+    }
+    rows::verdict(&[rows::run(&programs.join("clients"), &arguments, &[])?])
 }
