@@ -1,6 +1,7 @@
 //! The rows: which client, how it runs, and what its output must show.
 
 mod python;
+mod rails;
 
 use crate::read::{self, Report};
 use anyhow::Result;
@@ -16,6 +17,16 @@ pub(crate) enum Ready {
     Shows(&'static str),
 }
 
+/// What `doorbell run` offers a row's processes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Device {
+    /// Nothing: they run without it.
+    None,
+    One,
+    /// Two at loopback addresses, with these options for their faults.
+    Rails(&'static [&'static str]),
+}
+
 /// Lines for sh(1), in which `PORT`, `HOST` and `FILES` stand for the row's port, the device's
 /// address, and the folder of our own programs.
 #[derive(Clone, Debug)]
@@ -23,8 +34,7 @@ pub(crate) struct Run {
     pub(crate) server: Option<(String, Ready)>,
     pub(crate) client: String,
     pub(crate) variables: Vec<(&'static str, &'static str)>,
-    /// Whether it runs under `doorbell run`.
-    pub(crate) on_device: bool,
+    pub(crate) device: Device,
     /// Whether its Python imports from the packages of PyPI.
     pub(crate) from_wheels: bool,
     /// What the client shows once both ends are connected; without it, they are after a while.
@@ -60,7 +70,7 @@ fn pair(server: &str, ready: Ready, client: &str, read: fn(&str, &str) -> Result
         server: Some((server.to_owned(), ready)),
         client: client.to_owned(),
         variables: Vec::new(),
-        on_device: true,
+        device: Device::One,
         from_wheels: false,
         under_way: None,
         read,
@@ -72,7 +82,7 @@ fn alone(client: &str, read: fn(&str, &str) -> Result<Report>) -> Run {
         server: None,
         client: client.to_owned(),
         variables: Vec::new(),
-        on_device: true,
+        device: Device::One,
         from_wheels: false,
         under_way: None,
         read,
@@ -95,8 +105,13 @@ impl Run {
         self
     }
 
+    fn on_rails(mut self, faults: &'static [&'static str]) -> Self {
+        self.device = Device::Rails(faults);
+        self
+    }
+
     fn without_device(mut self) -> Self {
-        self.on_device = false;
+        self.device = Device::None;
         self
     }
 }
@@ -146,6 +161,7 @@ pub(crate) fn all() -> Vec<Case> {
     cases.extend(qperf());
     cases.push(fio());
     cases.extend(ucx());
+    cases.extend(rails::all());
     cases.extend(mpi());
     cases.extend(python::all());
     cases

@@ -143,7 +143,12 @@ fn record(options: &Options, rows: &[(&Case, Outcome)]) -> Result<bool> {
     };
     let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     if options.write.is_some() {
-        fs::write(file, table::written(&text, rows, |package| table::version(package, options.wheels.as_deref()))?)?;
+        fs::write(
+            file,
+            table::written(&text, rows, |package| {
+                table::version(package, options.wheels.as_deref())
+            })?,
+        )?;
         return Ok(true);
     }
     let differences = table::differences(&text, rows)?;

@@ -1,14 +1,14 @@
 //! Runs a row: its client on the device, the same client without, and each end killed.
 
 use crate::{
-    cases::{Case, Ready, Run},
+    cases::{Case, Device, Ready, Run},
     read::Report,
 };
 use anyhow::{Context, Result, bail, ensure};
 use doorbell_tests::{environment::unprivileged, process::Process, scratch::Scratch};
 use std::{
     fs,
-    net::{IpAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, UdpSocket},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -164,14 +164,19 @@ impl Rig {
 
     /// A line of a row, without any privilege, on the device's address if it uses it.
     fn words(&self, run: &Run, line: &str, port: u16) -> Vec<String> {
+        let (address, rails): (_, &[&str]) = match run.device {
+            Device::None | Device::One => (self.address, &[]),
+            Device::Rails(faults) => (IpAddr::from(Ipv4Addr::LOCALHOST), faults),
+        };
         let line = line
             .replace("PORT", &port.to_string())
-            .replace("HOST", &self.address.to_string())
+            .replace("HOST", &address.to_string())
             .replace("FILES", &self.scratch.path().display().to_string());
         let mut words = unprivileged();
-        if run.on_device {
+        if run.device != Device::None {
             words.extend([self.doorbell.display().to_string(), "run".to_owned()]);
-            words.extend(["--address".to_owned(), self.address.to_string()]);
+            words.extend(["--address".to_owned(), address.to_string()]);
+            words.extend(rails.iter().map(|&option| option.to_owned()));
             words.extend(["--port".to_owned(), self.port.to_string(), "--".to_owned()]);
         }
         words.extend(["sh".to_owned(), "-c".to_owned(), line]);
@@ -184,7 +189,10 @@ impl Rig {
         let variables = run.variables.iter().chain([&log]);
         let mut variables: Vec<_> = variables.map(|&(name, value)| (name, value.to_owned())).collect();
         if run.from_wheels {
-            let wheels = self.wheels.as_ref().context("its packages are in no folder: --wheels")?;
+            let wheels = self
+                .wheels
+                .as_ref()
+                .context("its packages are in no folder: --wheels")?;
             variables.push(("PYTHONPATH", wheels.display().to_string()));
         }
         Ok(variables)

@@ -42,9 +42,14 @@ pub(crate) fn version(package: Package, wheels: Option<&Path>) -> Result<String>
     };
     match package {
         Package::Debian(_) => command.args(["-W", "-f", "${Version}"]),
-        Package::Wheel(_) => command.args(["-c", OF_WHEEL]).envs(wheels.map(|folder| ("PYTHONPATH", folder))),
+        Package::Wheel(_) => command
+            .args(["-c", OF_WHEEL])
+            .envs(wheels.map(|folder| ("PYTHONPATH", folder))),
     };
-    let output = command.arg(name).output().with_context(|| format!("cannot find {name}"))?;
+    let output = command
+        .arg(name)
+        .output()
+        .with_context(|| format!("cannot find {name}"))?;
     ensure!(output.status.success(), "{name} is not installed");
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -1,7 +1,7 @@
 """Two processes that write and read each other's memory by a transfer engine; every byte is compared.
 
-transfer.py nixl|mooncake:PROTOCOL HOST PORT server
-transfer.py nixl|mooncake:PROTOCOL HOST PORT client [lasting]
+transfer.py nixl|mooncake:PROTOCOL:DEVICES HOST PORT server
+transfer.py nixl|mooncake:PROTOCOL:DEVICES HOST PORT client [lasting [SECONDS]]
 
 PORT is of a TCP connection of their own, for addresses and turns.
 """
@@ -68,8 +68,7 @@ class Mooncake:
         from mooncake.engine import TransferEngine
 
         self.engine = TransferEngine()
-        device = "soft0" if protocol == "rdma" else ""
-        if self.engine.initialize(host, "P2PHANDSHAKE", protocol, device) != 0:
+        if self.engine.initialize(host, "P2PHANDSHAKE", *protocol.split(":")) != 0:
             sys.exit("the engine does not start")
         self.host, self.base = host, memory.ctypes.data
         if self.engine.register_memory(self.base, memory.nbytes) != 0:
@@ -134,6 +133,14 @@ def timed(engine, size, rounds):
     return (time.perf_counter() - start) / rounds
 
 
+def last(engine, memory, turns, seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        exchange(engine, memory, turns, SIZES[-1], 1)
+        print("exchanged", flush=True)
+    print("every exchange verified")
+
+
 def main():
     name, host, port, end, *lasting = sys.argv[1:]
     kind, _, protocol = name.partition(":")
@@ -146,9 +153,9 @@ def main():
         return
     turns = Turns(socket.create_connection((host, int(port))))
     engine.connect(turns.receive())
-    while lasting:
-        exchange(engine, memory, turns, SIZES[2], 1)
-        print("exchanged", flush=True)
+    if lasting:
+        last(engine, memory, turns, float((*lasting, "inf")[1]))
+        return
     verified = 0
     for salt in (1, 100):
         for size in SIZES:

@@ -16,7 +16,12 @@ pub(crate) fn provide(folder: &Path, wheels: &[&str], options: &[&str]) -> Resul
     eprintln!("pip: installing {}", wheels.join(" "));
     let installed = Command::new("python3")
         .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
-        .args(["--no-deps", "--no-compile", "--only-binary=:all:", "--root-user-action=ignore"])
+        .args([
+            "--no-deps",
+            "--no-compile",
+            "--only-binary=:all:",
+            "--root-user-action=ignore",
+        ])
         .arg("--target")
         .arg(folder)
         .args(options)

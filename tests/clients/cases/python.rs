@@ -10,7 +10,8 @@ const EXCHANGED: &str = "exchanged";
 
 pub(super) fn all() -> Vec<Case> {
     let mut cases = mpi();
-    cases.extend([tensorpipe(), nixl("rc"), nixl("ud"), mooncake()]);
+    cases.extend([tensorpipe(), nixl("rc"), nixl("ud")]);
+    cases.extend(mooncake());
     cases.into_iter().map(Case::full).collect()
 }
 
@@ -54,28 +55,49 @@ fn ends(program: &str, arguments: &str, options: &str) -> Run {
 /// Debian's PyTorch.
 fn tensorpipe() -> Case {
     let run = |transport, options| ends("tensorpipe.py", transport, options);
-    Case::new("TensorPipe", "python3-torch", "PyTorch's RPC, transport ibv", run("ibv", ""))
-        .beside(run("uv", ""))
-        .lasting(run("ibv", "lasting"))
+    Case::new(
+        "TensorPipe",
+        "python3-torch",
+        "PyTorch's RPC, transport ibv",
+        run("ibv", ""),
+    )
+    .beside(run("uv", ""))
+    .lasting(run("ibv", "lasting"))
 }
 
 /// Its UCX is of the wheel.
 fn nixl(transport: &str) -> Case {
-    let run = |tls, options| ends("transfer.py", "nixl", options).with(&[("UCX_TLS", tls)]).importing_wheels();
+    let run = |tls, options| {
+        ends("transfer.py", "nixl", options)
+            .with(&[("UCX_TLS", tls)])
+            .importing_wheels()
+    };
     let tls = if transport == "rc" { "rc_v,self" } else { "ud_v,self" };
-    let case = Case::new("NIXL", "nixl-cu12", &format!("UCX backend, {transport}_verbs"), run(tls, ""));
+    let case = Case::new(
+        "NIXL",
+        "nixl-cu12",
+        &format!("UCX backend, {transport}_verbs"),
+        run(tls, ""),
+    );
     case.wheel().beside(run("tcp,self", "")).lasting(run(tls, "lasting"))
 }
 
 /// Its threads poll without pause: one of them an end.
-fn mooncake() -> Case {
-    let run = |protocol: &str, options| {
-        let run = ends("transfer.py", &format!("mooncake:{protocol}"), options);
+fn mooncake() -> [Case; 2] {
+    let run = |devices: &str, options| {
+        let run = ends("transfer.py", &format!("mooncake:{devices}"), options);
         run.with(&[("MC_WORKERS_PER_CTX", "1")]).importing_wheels()
     };
-    let package = "mooncake-transfer-engine-non-cuda";
-    Case::new("Mooncake", package, "transfer engine, rdma", run("rdma", ""))
-        .wheel()
-        .beside(run("tcp", ""))
-        .lasting(run("rdma", "lasting"))
+    let case = |mode, run| Case::new("Mooncake", "mooncake-transfer-engine-non-cuda", mode, run).wheel();
+    let mut survived = run("rdma:soft0,soft1", "lasting 8");
+    survived.read = read::survived_rail;
+    [
+        case("transfer engine, rdma", run("rdma:soft0", ""))
+            .beside(run("tcp:", ""))
+            .lasting(run("rdma:soft0", "lasting")),
+        case(
+            "transfer engine, rdma, two rails, one fails",
+            survived.on_rails(&["--rails", "2", "--down", "soft1@4s"]),
+        ),
+    ]
 }
