@@ -16,12 +16,13 @@ use doorbell_tests::{
     process::{check_not_stopped, supervise},
     retry::RetryBudget,
 };
+use pyverbs::Suite;
 use rig::{Outcome, Rig};
 use std::{fs, path::PathBuf, process::ExitCode, time::Instant};
 
 const USAGE: &str = "\
 clients [NAME...] [--full] [--list] [--doorbell FILE] [--wheels FOLDER]
-        [--check FILE | --write FILE]
+        [--check FILE | --write FILE [--rxe FILE]]
 
   NAME            only rows whose client and mode contain it
   --full          also the rows that take long or need large packages; of each row also the client without RDMA, and
@@ -31,6 +32,7 @@ clients [NAME...] [--full] [--list] [--doorbell FILE] [--wheels FOLDER]
   --wheels FOLDER packages from PyPI, for the rows that need them
   --check FILE    fail when a row verified something else than in the table of FILE
   --write FILE    write the rows that were run to the table of FILE, each with all columns
+  --rxe FILE      what rdma-core's tests print on the kernel's rxe, for the table of FILE beside soft0's
 
 Exit status: 0 all passed, 1 a failure, 2 bad usage.
 ";
@@ -43,6 +45,7 @@ struct Options {
     wheels: Option<PathBuf>,
     check: Option<PathBuf>,
     write: Option<PathBuf>,
+    rxe: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -58,6 +61,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
         wheels: None,
         check: None,
         write: None,
+        rxe: None,
     };
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().with_context(|| format!("{argument} needs a value"));
@@ -68,6 +72,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
             "--wheels" => options.wheels = Some(value()?.into()),
             "--check" => options.check = Some(value()?.into()),
             "--write" => options.write = Some(value()?.into()),
+            "--rxe" => options.rxe = Some(value()?.into()),
             name if name.starts_with('-') => bail!("{name}: no such option"),
             name => options.names.push(name.to_owned()),
         }
@@ -143,12 +148,10 @@ fn record(options: &Options, rows: &[(&Case, Outcome)]) -> Result<bool> {
     };
     let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     if options.write.is_some() {
-        fs::write(
-            file,
-            table::written(&text, rows, |package| {
-                table::version(package, options.wheels.as_deref())
-            })?,
-        )?;
+        let rxe = options.rxe.as_ref().map(fs::read_to_string).transpose()?;
+        let rxe = rxe.map(|output| Suite::read(&output)).transpose()?;
+        let version = |package| table::version(package, options.wheels.as_deref());
+        fs::write(file, table::written(&text, rows, rxe.as_ref(), version)?)?;
         return Ok(true);
     }
     let differences = table::differences(&text, rows)?;

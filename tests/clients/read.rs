@@ -1,6 +1,6 @@
 //! What a client's own output verifies and measures. An output that shows less is an error.
 
-use crate::pyverbs;
+use crate::pyverbs::{self, Suite};
 use anyhow::{Context, Result, ensure};
 
 /// What a run has shown.
@@ -10,27 +10,27 @@ pub(crate) struct Report {
     pub(crate) verified: String,
     /// The client's own measurement, or a dash.
     pub(crate) figure: String,
-    /// Tables below the rows.
-    pub(crate) notes: String,
+    /// Of rdma-core's tests, for the tables below the rows.
+    pub(crate) suite: Option<Suite>,
 }
 
 fn report(verified: impl Into<String>, figure: impl Into<String>) -> Result<Report> {
     let (verified, figure) = (verified.into(), figure.into());
-    let notes = String::new();
+    let suite = None;
     Ok(Report {
         verified,
         figure,
-        notes,
+        suite,
     })
 }
 
 const NO_FIGURE: &str = "–";
 
 pub(crate) fn pyverbs(_: &str, output: &str) -> Result<Report> {
-    let notes = pyverbs::tables(output)?;
+    let suite = Suite::read(output)?;
     Ok(Report {
-        notes,
-        ..report(pyverbs::judged(output)?, NO_FIGURE)?
+        suite: Some(suite.clone()),
+        ..report(pyverbs::judged(&suite)?, NO_FIGURE)?
     })
 }
 

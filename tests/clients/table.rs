@@ -2,6 +2,7 @@
 
 use crate::{
     cases::{self, Case, Package},
+    pyverbs::{self, Suite},
     rig::Outcome,
 };
 use anyhow::{Context, Result, ensure};
@@ -58,6 +59,7 @@ pub(crate) fn version(package: Package, wheels: Option<&Path>) -> Result<String>
 pub(crate) fn written(
     text: &str,
     rows: &[(&Case, Outcome)],
+    rxe: Option<&Suite>,
     version: impl Fn(Package) -> Result<String>,
 ) -> Result<String> {
     let old = &text[span(text, ROWS)?];
@@ -73,9 +75,9 @@ pub(crate) fn written(
         body.extend(line.map(|line| line + "\n"));
     }
     let text = replaced(text, ROWS, &format!("\n{body}"))?;
-    match rows.iter().find(|(_, outcome)| !outcome.report.notes.is_empty()) {
-        Some((_, outcome)) => replaced(&text, PYVERBS, &format!("\n{}", outcome.report.notes)),
-        None => Ok(text),
+    match (rows.iter().find_map(|(_, outcome)| outcome.report.suite.as_ref()), rxe) {
+        (Some(suite), Some(rxe)) => replaced(&text, PYVERBS, &format!("\n{}", pyverbs::tables(suite, rxe)?)),
+        _ => Ok(text),
     }
 }
 
@@ -107,7 +109,7 @@ mod tests {
             report: Report {
                 verified: text(verified),
                 figure: text("1 GB/s"),
-                notes: text("why\n"),
+                suite: None,
             },
             beside: text("–"),
             killed: [text("–"), text("–")],
@@ -123,15 +125,15 @@ mod tests {
         let [rping, udaddy] = &cases[..] else {
             panic!("{cases:?}")
         };
-        let written =
-            |text: &str, case, verified| written(text, &[(case, outcome(verified))], |_| Ok("1.0".to_owned())).unwrap();
+        let written = |text: &str, case, verified| {
+            written(text, &[(case, outcome(verified))], None, |_| Ok("1.0".to_owned())).unwrap()
+        };
         let text = written(&written(FILE, udaddy, "three"), rping, "ten");
         let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("| ")).collect();
         assert!(
             is_of(lines[1], rping) && is_of(lines[2], udaddy) && lines.len() == 3,
             "{text}"
         );
-        assert!(text.contains("\nwhy\n"), "{text}");
         assert!(differences(&text, &[(rping, outcome("ten"))]).unwrap().is_empty());
         let changed = differences(&text, &[(rping, outcome("nine"))]).unwrap();
         assert!(changed.len() == 1 && changed[0].contains("nine"), "{changed:?}");

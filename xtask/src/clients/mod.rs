@@ -5,9 +5,10 @@
 use crate::{
     ci::{Verdict, command, lacking, rows, succeed},
     pip, setup, target_folder,
+    vm::{Request, machine::Outcome},
 };
-use anyhow::Result;
-use std::path::Path;
+use anyhow::{Context, Result, bail};
+use std::{fs::File, io, path::Path};
 
 const HELP: &str = "\
 Run RDMA programs that others wrote on the drop-in libraries
@@ -20,7 +21,8 @@ Options:
                     RDMA, and each end killed
       --list        show the rows
       --check FILE  fail when a row verified something else than in the table of FILE
-      --write FILE  write the rows that were run to the table of FILE (docs/CLIENTS.md), with all columns
+      --write FILE  write the rows that were run to the table of FILE (docs/CLIENTS.md), with all columns; runs
+                    rdma-core's tests on the kernel's rxe in a guest, too
   -h, --help        show this
 
 Exit status: 0 all passed, 1 a failure, 2 a wrong call.
@@ -37,7 +39,12 @@ pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
         return Ok(0);
     }
     build()?;
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let rxe = target_folder()?.join("clients-rxe.txt");
+    if words.contains(&"--write") {
+        suite_on_rxe(&rxe)?;
+        words.extend(["--rxe", rxe.to_str().context("the target folder's name is not UTF-8")?]);
+    }
     match run(&target_folder()?.join("release"), &words) {
         Ok(Verdict::Skipped(why)) => {
             eprintln!("clients: {why}");
@@ -46,6 +53,19 @@ pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
         Ok(_) => Ok(0),
         // Each failed row has been printed.
         Err(_) => Ok(1),
+    }
+}
+
+/// rdma-core's tests on the kernel's rxe, with their output in `file`.
+fn suite_on_rxe(file: &Path) -> Result<()> {
+    let copy = "cd /tmp && cp -r /usr/share/doc/rdma-core/tests . && gunzip tests/*.gz";
+    // Status 1: a test failed, which the output shows.
+    let tests = "{ /usr/bin/python3 -B tests/run_tests.py --dev rxe0 -v || test $? = 1; } 2>&1";
+    let command = ["sh", "-c", &format!("{copy} && {tests}")].map(Into::into);
+    let output = File::create(file).with_context(|| format!("cannot write {}", file.display()))?;
+    match Request::new(command.into()).run(Box::new(output), Box::new(io::stderr()))? {
+        Outcome::Exited(0) => Ok(()),
+        _ => bail!("rdma-core's tests could not be run on rxe: {}", file.display()),
     }
 }
 

@@ -86,7 +86,10 @@ const PACKAGES: [(&str, Part); 22] = [
     ("doorbell-sysfs", Tests(&["--lib"], "child processes")),
     (
         "doorbell-gpudirect",
-        Tests(&["--lib", "--", "--skip", "small::"], "memfds"),
+        Tests(
+            &["--lib", "--", "--skip", "small::", "--skip", "bytes_go_in_and_out"],
+            "memfds",
+        ),
     ),
     (
         "doorbell-cuda",
