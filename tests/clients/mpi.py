@@ -2,8 +2,12 @@
 
 import time
 
+import mpi4py
 import numpy
-from mpi4py import MPI
+
+# Open MPI has no windows over TCP for several threads.
+mpi4py.rc.thread_level = "single"
+from mpi4py import MPI  # noqa: E402
 
 WORLD = MPI.COMM_WORLD
 RANK, RANKS = WORLD.Get_rank(), WORLD.Get_size()

@@ -122,7 +122,7 @@ pub(crate) const CLIENT_WHEELS: [&str; 3] = [
     "nixl-cu12==1.5.1",
     "mooncake-transfer-engine-non-cuda==0.3.13.post1",
 ];
-pub(crate) const CLIENT_WHEELS_ABI: [&str; 2] = ["--python-version=3.11", "--platform=manylinux_2_28_x86_64"];
+pub(crate) const CLIENT_WHEELS_PYTHON: &str = "--python-version=3.11";
 
 pub(crate) const COLLECTIVE_PEERS: [Need; 4] = [
     Need {

@@ -31,7 +31,7 @@ fn two() -> Run {
 /// Both ends of one command: the port is down for both at once. `$server` is the server's process.
 fn both(client: &str) -> String {
     format!(
-        "ucx_perftest -p PORT > server.log 2>&1 & server=$!; \
+        "ucx_perftest -p PORT > reader.log 2>&1 & server=$!; \
          until grep -q :$(printf %04X PORT) /proc/net/tcp*; do sleep 0.1; done; {client}"
     )
 }
@@ -50,9 +50,9 @@ fn outage() -> Run {
 /// none outstanding, and waits.
 fn failure() -> Run {
     let client = format!(
-        "ucx_perftest -p PORT HOST {} > client.log 2>&1 & client=$!; \
+        "ucx_perftest -p PORT HOST {} > sender.log 2>&1 & client=$!; \
          wait $server; echo ended with $? after $(($(date +%s) - started)) s; \
-         kill -0 $client && kill $client && cat server.log",
+         kill -0 $client && kill $client && cat reader.log",
         ucx_options("tag_bw", SIZE, 1_000_000_000)
     );
     let line = format!("started=$(date +%s); {}", both(&client));

@@ -91,7 +91,7 @@ pub(crate) fn run(programs: &Path, arguments: &[&str]) -> Result<Verdict> {
     let wheels = target_folder()?.join("clients-python").display().to_string();
     let mut arguments = arguments.to_vec();
     if arguments.contains(&"--full") {
-        pip::provide(wheels.as_ref(), &setup::CLIENT_WHEELS, &setup::CLIENT_WHEELS_ABI)?;
+        pip::provide(wheels.as_ref(), &setup::CLIENT_WHEELS, &[setup::CLIENT_WHEELS_PYTHON])?;
         arguments.extend(["--wheels", wheels.as_str()]);
     }
     rows::verdict(&[rows::run(&programs.join("clients"), &arguments, &[])?])
