@@ -5,7 +5,7 @@ import time
 import mpi4py
 import numpy
 
-# Open MPI has no windows over TCP for several threads.
+# Open MPI's osc pt2pt, its windows over TCP, is for one thread.
 mpi4py.rc.thread_level = "single"
 from mpi4py import MPI  # noqa: E402
 

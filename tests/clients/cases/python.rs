@@ -40,7 +40,7 @@ fn mpi() -> Vec<Case> {
             "Open MPI, pml ucx, osc ucx, rc_verbs",
             open("--mca pml ucx --mca osc ucx --mca btl ^openib", "rc_v,self"),
         )
-        .beside(open("--mca pml ob1 --mca btl tcp,self", "tcp")),
+        .beside(open("--mca pml ob1 --mca osc pt2pt --mca btl tcp,self", "tcp")),
         case("MPICH, ch4:ucx, rc_verbs", mpich("rc_v,self")).beside(mpich("tcp,self")),
     ]
 }
