@@ -24,7 +24,9 @@ fn interpreter(name: &OsStr, arguments: &[OsString]) -> Option<PathBuf> {
     }
     let of_script = || first_line(&command).and_then(|line| of_first_line(&line));
     let of_words = || {
-        let words = arguments.iter().flat_map(|argument| argument.as_bytes().split(u8::is_ascii_whitespace));
+        let words = arguments
+            .iter()
+            .flat_map(|argument| argument.as_bytes().split(u8::is_ascii_whitespace));
         let mut words = words.map(OsStr::from_bytes).filter(|word| is_python(Path::new(word)));
         words.find_map(program::find)
     };
