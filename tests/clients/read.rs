@@ -166,7 +166,7 @@ pub(crate) fn rails(server: &str, client: &str) -> Result<Report> {
     let rails = [captured("soft0 ")?, captured("soft1 ")?];
     let total: f64 = rails.iter().sum();
     for bytes in rails {
-        ensure!(bytes > 0.4 * total, "the rails have sent {rails:?} bytes");
+        ensure!(bytes >= 0.4 * total, "the rails have sent {rails:?} bytes");
     }
     report(format!("{verified}, each rail with 40 % of the bytes or more"), figure)
 }

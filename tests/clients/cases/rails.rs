@@ -31,8 +31,9 @@ fn two() -> Run {
 /// Both ends of one command: the port is down for both at once. `$server` is the server's process.
 fn both(client: &str) -> String {
     format!(
-        "ucx_perftest -p PORT > reader.log 2>&1 & server=$!; \
-         until grep -q :$(printf %04X PORT) /proc/net/tcp*; do sleep 0.1; done; {client}"
+        "timeout 45 ucx_perftest -p PORT > reader.log 2>&1 & server=$!; \
+         until grep -q :$(printf %04X PORT) /proc/net/tcp*; do \
+         kill -0 $server || {{ cat reader.log; exit 1; }}; sleep 0.1; done; {client}"
     )
 }
 
