@@ -186,7 +186,7 @@ pub enum Failed {
         /// Bytes that the receiver expects.
         expected: u64,
     },
-    /// Two ranks disagree on the length of a part in an operation with parts of different lengths.
+    /// Two ranks disagree on the length of what one sends the other in an operation.
     #[error(
         "operation {operation} ({collective}): rank {from} sends rank {to} {bytes} bytes, and that one expects {expected}: give both the same count"
     )]

@@ -197,12 +197,8 @@ impl Link {
         self.granted - self.filled < GRANTS && self.control_writes.len() < MAX_CONTROL_WRITES / 2
     }
 
-    pub(super) fn grant(&mut self, addr: u64, rkey: u32, len: u32) {
-        self.grant_rest(addr, rkey, len, 0);
-    }
-
-    /// Grants memory for a part; `rest` bytes of the message remain, this part included.
-    pub(super) fn grant_rest(&mut self, addr: u64, rkey: u32, len: u32, rest: u64) {
+    /// Grants memory for a fragment; `rest` bytes of the message remain, this fragment included.
+    pub(super) fn grant(&mut self, addr: u64, rkey: u32, len: u32, rest: u64) {
         let place = mailbox::GRANT_RING + (self.granted % GRANTS) as usize * GRANT_BYTES;
         self.granted += 1;
         let mut bytes = [0; GRANT_BYTES];

@@ -160,6 +160,7 @@ impl Engine {
         let links = connect::connect(&rails, (rank, ranks), connections + 1, config, exchange)?;
         let runner = |index| {
             StrandRunner::new(
+                rank,
                 index / config.strands,
                 index % config.strands,
                 index as usize % rails.len(),

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use super::error::Failed;
 use super::layout::{Layout, Parts};
 use super::program::CompiledProgram;
-use super::strand::{ExpectedLengths, FastPath};
+use super::strand::{ExpectedLengths, SliceActions};
 use crate::failure::MESSAGES;
 use crate::kernel::{Function, Scalar};
 use crate::memory::Segment;
-use crate::plan::{BlockForm, Collective};
+use crate::plan::Collective;
 use crate::protocol::LineProtocol;
 use crate::types::Protocol;
 
@@ -121,11 +121,44 @@ impl fmt::Debug for Operation {
     }
 }
 
+/// How messages travel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Transport {
+    /// In slots of lines.
+    Lines(LineProtocol),
+    Simple {
+        /// The length of messages from which on the receiver grants memory; others are eager.
+        granted_from: usize,
+        /// Maximum bytes of a fragment.
+        fragment: usize,
+    },
+}
+
+impl Transport {
+    /// Maximum bytes of a fragment of a message.
+    pub(super) fn fragment(self) -> usize {
+        match self {
+            Self::Lines(lines) => lines.capacity(),
+            Self::Simple { fragment, .. } => fragment,
+        }
+    }
+
+    pub(super) fn is_granted(self, len: usize) -> bool {
+        match self {
+            Self::Lines(_) => false,
+            Self::Simple { granted_from, .. } => len >= granted_from,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct CompiledOperation {
     pub(super) program: Arc<CompiledProgram>,
     pub(super) layout: Layout,
-    pub(super) fast_path: Option<Box<[FastPath]>>,
+    /// By strand, if there is one slice.
+    pub(super) only_slice: Option<Box<[SliceActions]>>,
+    /// Whether there is a message for which the receiver grants memory.
+    pub(super) has_granted: bool,
     /// By strand, the lengths exchanged with each peer, if parts have different lengths.
     pub(super) lengths: Option<Box<[Box<[ExpectedLengths]>]>>,
     /// Strand runners that have work, and 1 + the index of the last of them.
@@ -151,10 +184,8 @@ pub(super) struct ActiveOperation {
     pub(super) function: Function,
     pub(super) input: Data,
     pub(super) output: Data,
-    pub(super) lines: Option<LineProtocol>,
+    pub(super) transport: Transport,
     pub(super) channels: u32,
-    pub(super) fragment: usize,
-    pub(super) eager: usize,
     /// When it was first in flight, to about a millisecond: the clock is not read per operation.
     pub(super) began: Option<Instant>,
     pub(super) deadline: Option<Duration>,
@@ -177,16 +208,6 @@ impl ActiveOperation {
             taken: false,
             ..*self
         }
-    }
-
-    #[inline]
-    pub(super) fn fragment(&self, form: BlockForm) -> u64 {
-        (self.fragment / self.function.bytes(form)) as u64
-    }
-
-    #[inline]
-    pub(super) fn is_eager(&self, len: usize) -> bool {
-        len <= self.eager
     }
 
     pub(super) fn uses(&self, channel: u32, strand: u32) -> bool {

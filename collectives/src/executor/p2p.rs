@@ -312,7 +312,7 @@ impl PointToPoint {
                     (_, None) => (0, 0),
                 };
                 let rest = (transfer.message.bytes - at) as u64;
-                link.grant_rest(addr as u64, rkey, len as u32, rest);
+                link.grant(addr as u64, rkey, len as u32, rest);
                 transfer.granted += 1;
                 moved = true;
             }

@@ -5,13 +5,12 @@ use std::sync::Arc;
 use super::Engine;
 use super::error::EngineError;
 use super::layout::{Coalescing, Layout, OperationExtent};
-use super::operation::{ActiveOperation, CompiledOperation, Data, Operation, PlanId, Ticket};
+use super::operation::{ActiveOperation, CompiledOperation, Data, Operation, PlanId, Ticket, Transport};
 use super::program::CompiledProgram;
-use super::strand::{ExpectedLengths, FastPath, SlotTransport};
+use super::strand::{ExpectedLengths, SliceActions, SliceOf};
 use crate::kernel::Function;
 use crate::memory::Segment;
 use crate::plan::{Collective, PlanMemory, Program, Schedule, Shape};
-use crate::protocol::LineProtocol;
 use crate::types::{DataType, Rank};
 
 pub(super) struct Prepared {
@@ -30,8 +29,7 @@ pub(super) struct Prepared {
 struct ProgramKey {
     extent: OperationExtent,
     data: DataType,
-    lines: Option<LineProtocol>,
-    transport: SlotTransport,
+    transport: Transport,
     channels: u32,
     in_place: bool,
 }
@@ -80,12 +78,17 @@ impl Prepared {
         );
         let program = self.program(rank, (layout.joins(), key.in_place, key.extent.parts.is_some()))?;
         let parts = key.extent.parts.as_ref();
+        let first = SliceOf {
+            layout: &layout,
+            function,
+            transport: key.transport,
+            slice: 0,
+        };
+        // No slice has longer messages than the first one.
+        let first = SliceActions::of(&program, first);
         let mut ready = CompiledOperation {
-            // The fast path has no lengths exchange.
-            fast_path: match parts {
-                None => FastPath::of(&program, &layout, function, key.transport),
-                Some(_) => None,
-            },
+            has_granted: first.iter().any(|strand| strand.has_granted(key.transport)),
+            only_slice: (key.extent.slices == 1).then_some(first),
             lengths: parts.map(|parts| ExpectedLengths::of(&program, &layout, function, (rank, parts.root))),
             program,
             layout,
@@ -257,16 +260,11 @@ impl Engine {
             u32::try_from(bytes.div_ceil(op.tuning.slice as u64).max(1))
                 .map_err(|_| plan.refuse("more slices than can be counted: make them longer"))?
         };
-        let lines = op.tuning.protocol.lines();
-        let fragment = match lines {
-            None => config.fragment / 4096 * 4096,
-            Some(lines) => lines.capacity(),
-        };
-        let transport = match lines {
-            Some(lines) => SlotTransport::LineProtocol(lines),
-            None => SlotTransport::Eager {
-                eager: config.eager,
-                fragment,
+        let transport = match op.tuning.protocol.lines() {
+            Some(lines) => Transport::Lines(lines),
+            None => Transport::Simple {
+                granted_from: config.eager + 1,
+                fragment: config.fragment / 4096 * 4096,
             },
         };
         let key = ProgramKey {
@@ -276,7 +274,6 @@ impl Engine {
                 slices,
             },
             data: op.function.data(),
-            lines,
             transport,
             channels: op.tuning.channels,
             in_place,
@@ -294,10 +291,8 @@ impl Engine {
             function: op.function,
             input: op.input,
             output: op.output,
-            lines,
+            transport,
             channels: op.tuning.channels,
-            fragment,
-            eager: config.eager,
             began: None,
             deadline: op.deadline,
             runners_left,

@@ -1,9 +1,8 @@
-//! A rank's compiled program: checked steps, messages cut into pieces, and dependencies.
+//! A rank's compiled program: checked steps, messages cut into pieces, and after which step the
+//! target of a receive is free.
 //!
-//! Sends are in flight while later steps run, and memory is granted before the step that receives.
-//! So compilation computes after which step the target of a receive is free, and which sends must
-//! have completed before a step writes. Scratch memory is reused by consecutive slices, so both may
-//! refer to the previous slice.
+//! Memory is granted before the step that receives. Scratch memory is reused by consecutive slices,
+//! so that step may be of the previous slice.
 
 use crate::executor::error::EngineError;
 use crate::executor::layout::{Coalescing, MemoryContents, cut_into_pieces};
@@ -22,7 +21,6 @@ pub(super) struct Instruction {
     pub(super) step: Step,
     /// First block relative to the span, and number of blocks.
     pub(super) pieces: Box<[(u32, u32)]>,
-    pub(super) sends: Box<[StepRef]>,
     /// The step after which its target is free; `None` if it is free at once.
     pub(super) free_after: Option<StepRef>,
 }
@@ -30,7 +28,6 @@ pub(super) struct Instruction {
 #[derive(Debug, Default)]
 pub(super) struct StrandProgram {
     pub(super) instructions: Box<[Instruction]>,
-    pub(super) receives: Box<[u32]>,
 }
 
 #[derive(Debug)]
@@ -103,16 +100,11 @@ impl CompiledProgram {
                 instructions.push(Instruction {
                     step: step.clone(),
                     pieces: cut_into_pieces(data, coalescing),
-                    sends: conflicting_sends(steps, at, &overlap),
                     free_after: last_access(steps, at, &overlap),
                 });
             }
-            let receives = (0..steps.len() as u32)
-                .filter(|&at| matches!(steps[at as usize], Step::Recv { .. } | Step::RecvReduce { .. }))
-                .collect();
             strands.push(StrandProgram {
                 instructions: instructions.into(),
-                receives,
             });
         }
         Ok(Self {
@@ -179,28 +171,7 @@ fn changes_per_slice(span: Span) -> bool {
     matches!(span.place, PlanMemory::Input | PlanMemory::Output)
 }
 
-/// The sends that read the target of step `at`, after the last step that wrote it.
-fn conflicting_sends(steps: &[Step], at: usize, overlap: &OverlapCheck) -> Box<[StepRef]> {
-    let Some(into) = accesses(&steps[at]).1 else {
-        return Box::default();
-    };
-    if matches!(&steps[at], Step::Copy { from, into } if overlap.resolve(*from) == overlap.resolve(*into)) {
-        // A copy onto itself, in place: nothing is written.
-        return Box::default();
-    }
-    let mut sends = Vec::new();
-    for edge in preceding_steps(steps.len(), at) {
-        if edge.slices_back == 1 && changes_per_slice(into) {
-            break;
-        }
-        match &steps[edge.step as usize] {
-            Step::Send { span, .. } if overlap.between(*span, into) => sends.push(edge),
-            _ => {}
-        }
-    }
-    sends.into()
-}
-
+/// The last step before `at` that accesses its target.
 fn last_access(steps: &[Step], at: usize, overlap: &OverlapCheck) -> Option<StepRef> {
     let into = accesses(&steps[at]).1?;
     preceding_steps(steps.len(), at).find(|edge| {

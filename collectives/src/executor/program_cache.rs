@@ -42,7 +42,9 @@ impl Engine {
         let op = index.and_then(|index| self.operations.get(index));
         let op = op
             .filter(|op| {
-                op.ready.fast_path.is_some()
+                op.ready.only_slice.is_some()
+                    && !op.ready.has_granted
+                    && op.ready.lengths.is_none()
                     && op.ready.runners > 0
                     && !op.input_copied
                     && matches!(op.function.op(), Op::Builtin(_))

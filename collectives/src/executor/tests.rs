@@ -85,7 +85,7 @@ fn full_queue(messages: u64) {
                 tuning: Tuning {
                     protocol: Protocol::Ll,
                     channels: 1,
-                    // One message each: an operation of several slices has no fast path.
+                    // One message each.
                     slice: LineProtocol::Ll.capacity(),
                 },
                 deadline: None,
@@ -110,13 +110,13 @@ fn full_queue(messages: u64) {
     assert_eq!(receiver.take(last.unwrap()), Some(Ok(())));
 }
 
-/// The receiver is in a fast-path operation, which does nothing until a message arrives.
+/// The receiver is in an operation, which does nothing until a message arrives.
 #[test]
-fn credits_that_did_not_fit_are_sent_in_a_fast_path_operation() {
+fn credits_that_did_not_fit_are_sent_while_an_operation_waits() {
     full_queue(1);
 }
 
-/// The operation whose credits did not fit is done: a fast-path operation follows.
+/// The operation whose credits did not fit is done: a short one follows.
 #[test]
 fn credits_that_did_not_fit_are_sent_in_the_next_operation() {
     full_queue(LineProtocol::Ll.slots());

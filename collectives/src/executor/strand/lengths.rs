@@ -5,10 +5,10 @@
 //! messages leave at once, as they go into slots that are not consumed after a mismatch; granted
 //! messages and consumption wait for the peer's lengths.
 //!
-//! No cycle of ranks waits for slots: the argument of `fast_path` holds, with one record per
-//! operation.
+//! No cycle of ranks waits for slots of lengths. Of those that wait for one, consider a rank in the
+//! earliest operation: its receiver has received those of all earlier operations, and holds back
+//! credits for less than half a ring of them; this operation has one.
 
-use super::cursor::{self, MessageCursor};
 use super::{StrandRunner, link};
 use crate::executor::error::Failed;
 use crate::executor::layout::Layout;
@@ -46,12 +46,10 @@ impl ExpectedLengths {
                 if root.is_some_and(|root| root != rank && root != peer) {
                     continue;
                 }
-                let mut elements = 0_u64;
-                let mut cursor = MessageCursor::default();
-                while let Some(fragment) = cursor::next_fragment(layout, u64::MAX, instruction, span, 0, &mut cursor) {
-                    elements = elements.saturating_add(fragment.len);
-                    cursor::advance(&mut cursor, fragment);
-                }
+                let pieces = instruction.pieces.iter().filter(|_| span.blocks > 0);
+                let elements = pieces
+                    .map(|&(block, blocks)| layout.element_range(span.place, span.first + block, blocks, 0).len)
+                    .fold(0, u64::saturating_add);
                 let bytes = elements.saturating_mul(function.bytes(form) as u64);
                 let index = all.iter().position(|lengths| lengths.peer == peer).unwrap_or(all.len());
                 if index == all.len() {
@@ -144,7 +142,8 @@ impl StrandRunner {
         if let Some(lengths) = lengths.get(self.lengths_sent) {
             return Some((self.channel, 0, lengths.peer, Awaited::Credit));
         }
-        let last = self.is_executed(op).then(|| self.awaited_lengths.first())??;
-        Some((self.channel, self.sent.len() as u32, last.peer, Awaited::Message))
+        let last = self.is_executed().then(|| self.awaited_lengths.first())??;
+        let steps = op.ready.program.strands[self.strand as usize].instructions.len();
+        Some((self.channel, steps as u32, last.peer, Awaited::Message))
     }
 }

@@ -26,6 +26,13 @@ impl StagingSlots {
         Ok(())
     }
 
+    /// The number of a free slot, which is in use then.
+    pub(super) fn acquire(&mut self) -> Option<u64> {
+        let number = self.acquired;
+        (number - self.released < STAGING_SLOTS).then(|| self.acquired += 1)?;
+        Some(number)
+    }
+
     pub(super) fn offset(&self, number: u64) -> usize {
         (number % STAGING_SLOTS) as usize * self.len
     }

@@ -1,347 +1,427 @@
-//! Transfers between ranks: grants ahead of receives, pending sends, and received messages.
+//! Transfers between ranks: protocols, grants ahead of receives, sends, and received messages.
 
 use doorbell_verbs::BufferAlias;
 
-use super::cursor::{self, MessageCursor};
+use super::actions::{Action, MemoryRef, Slices, Work};
 use super::staging::STAGING_SLOTS;
-use super::{DriveContext, NOT_SENT, PendingSend, StrandRunner, link};
+use super::{Position, StrandRunner, is_confirmed, link};
 use crate::executor::error::Failed;
-use crate::executor::program::Instruction;
-use crate::plan::{PlanMemory, Step};
+use crate::executor::link::Link;
+use crate::executor::operation::ActiveOperation;
+use crate::executor::program::StepRef;
+use crate::protocol::LineProtocol;
 use crate::types::Rank;
 
+/// A message of which fragments have not left.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PendingSend {
+    pub(super) to: Rank,
+    pub(super) slice: u32,
+    pub(super) step: u32,
+    /// The actions that are left.
+    next: u32,
+    end: u32,
+}
+
+/// Memory that a device reads, until the completion of requests.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InFlight {
+    pub(super) to: Rank,
+    /// The number of requests.
+    pub(super) number: u64,
+    memory: (usize, usize),
+}
+
+fn overlap(a: (usize, usize), b: (usize, usize)) -> bool {
+    a.0 < b.1 && b.0 < a.1
+}
+
+/// How messages travel. Those that are not granted take a slot of a ring.
+pub(super) trait SlotProtocol: Copy {
+    fn is_granted(self, len: usize) -> bool;
+
+    /// Sends a message; false if no slot is free.
+    ///
+    /// # Safety
+    /// `from` is valid for reads of `len` bytes, not written meanwhile.
+    unsafe fn send(self, to: &mut Link, from: *const u8, len: usize) -> Result<bool, Failed>;
+
+    /// Receives a message. Returns its address, valid until something is sent to the peer; `None`
+    /// if it has not arrived.
+    ///
+    /// # Safety
+    /// `into` is valid for writes of `len` bytes (4, if that is 0), and not accessed by others.
+    unsafe fn receive(self, from: &mut Link, into: *mut u8, len: usize) -> Option<*mut u8>;
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct LineSlots(pub(super) LineProtocol);
+
+impl SlotProtocol for LineSlots {
+    #[inline(always)]
+    fn is_granted(self, _: usize) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    unsafe fn send(self, to: &mut Link, from: *const u8, len: usize) -> Result<bool, Failed> {
+        let may = to.may_send_lines(self.0);
+        if may {
+            // SAFETY: by contract.
+            unsafe { to.send_lines(self.0, from, len) }?;
+        }
+        Ok(may)
+    }
+
+    #[inline(always)]
+    unsafe fn receive(self, from: &mut Link, into: *mut u8, len: usize) -> Option<*mut u8> {
+        // SAFETY: by contract.
+        unsafe { from.receive_lines(self.0, into, len) }.then_some(into)
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct SimpleSlots {
+    /// The length of messages from which on they are granted.
+    pub(super) granted_from: usize,
+}
+
+impl SlotProtocol for SimpleSlots {
+    #[inline(always)]
+    fn is_granted(self, len: usize) -> bool {
+        len >= self.granted_from
+    }
+
+    #[inline(always)]
+    unsafe fn send(self, to: &mut Link, from: *const u8, len: usize) -> Result<bool, Failed> {
+        let may = to.may_send_eager();
+        if may {
+            // SAFETY: by contract.
+            unsafe { to.send_eager(from, len) }?;
+        }
+        Ok(may)
+    }
+
+    #[inline(always)]
+    unsafe fn receive(self, from: &mut Link, _into: *mut u8, len: usize) -> Option<*mut u8> {
+        from.receive_eager(len)
+    }
+}
+
 impl StrandRunner {
-    pub(super) fn grant(&mut self, context: &mut DriveContext<'_>) -> Result<bool, Failed> {
-        let op = context.op;
-        let strand = &op.ready.program.strands[self.strand as usize];
+    /// Grants memory for messages at and ahead of execution. Returns whether there was progress.
+    pub(super) fn grant(
+        &mut self,
+        op: &ActiveOperation,
+        slices: &Slices,
+        links: &mut [Option<Link>],
+    ) -> Result<bool, Failed> {
         let mut moved = false;
-        while self.grants.slice_index < self.slice_count(op) {
-            let Some(&step) = strand.receives.get(self.receive) else {
-                if strand.receives.is_empty() {
-                    self.grants.slice_index = u32::MAX;
-                    break;
-                }
-                self.receive = 0;
-                self.grants.slice_index += 1;
+        while let Some(slice) = slices.get(op, self.strand, self.grants.slice) {
+            let Some(action) = slice.actions.get(self.grants.action as usize) else {
+                self.grants = self.grants.next_slice();
                 continue;
             };
-            self.grants.step = step;
-            let instruction = &strand.instructions[step as usize];
-            let Some((from, form, span)) = instruction.step.message() else {
-                break;
+            let (from, into) = match action.work {
+                Work::Recv { from, into } => (from, Some(into)),
+                Work::RecvReduce { from, .. } => (from, None),
+                _ => {
+                    self.grants.action += 1;
+                    continue;
+                }
             };
-            let slice = self.slice(op, self.grants.slice_index);
-            let mut cursor = self.grant_cursor;
-            let Some(fragment) = cursor::next_fragment(
-                &op.ready.layout,
-                op.fragment(form),
-                instruction,
-                span,
-                slice,
-                &mut cursor,
-            ) else {
-                self.receive += 1;
-                self.grant_cursor = MessageCursor::default();
-                continue;
-            };
-            let len = fragment.len as usize * op.function.bytes(form);
-            if op.is_eager(len) {
-                cursor::advance(&mut cursor, fragment);
-                self.grant_cursor = cursor;
-                continue;
-            }
-            let peer = link(context.links, from)?;
-            if !peer.may_grant() {
-                break;
-            }
-            let direct = match instruction.step {
-                Step::Recv { into, .. } => self.registered(op, into.place),
-                _ => None,
-            };
-            if let Some((segment, rail, offset)) = direct {
-                if !self.has_passed(instruction.free_after, self.grants.slice_index)
-                    || !self.is_free(
-                        op,
-                        instruction,
-                        span,
-                        Some(fragment),
-                        self.grants.slice_index,
-                        context.links,
-                    )
-                {
+            if op.transport.is_granted(action.len) {
+                if !link(links, from)?.may_grant() {
                     break;
                 }
-                let at =
-                    offset + cursor::byte_offset(&op.ready.layout, &op.function, instruction, span, slice, fragment);
-                let addr = segment.start().addr() as u64 + at as u64;
-                let rkey = segment.rkey(rail);
-                link(context.links, from)?.grant(addr, rkey, len as u32);
-            } else {
-                if self.receive_staging.acquired - self.receive_staging.released == STAGING_SLOTS {
+                let Some((addr, rkey)) = self.granted_memory(op, (action, into), slices, links) else {
                     break;
-                }
-                let addr = self.receive_staging.start(self.receive_staging.acquired).addr() as u64;
-                let rkey = self.receive_staging.memory.as_ref().map_or(0, |memory| memory.rkey(0));
-                peer.grant(addr, rkey, len as u32);
-                self.receive_staging.acquired += 1;
+                };
+                link(links, from)?.grant(addr, rkey, action.len as u32, action.rest);
+                moved = true;
             }
-            cursor::advance(&mut cursor, fragment);
-            self.grant_cursor = cursor;
-            moved = true;
+            self.grants.action += 1;
         }
         Ok(moved)
     }
 
-    /// False if the send of this step in the previous slice has not left.
-    pub(super) fn begin_send(&mut self, context: &mut DriveContext<'_>, to: Rank) -> Result<bool, Failed> {
-        let step = self.execution.step as usize;
-        if self.sent[step] == NOT_SENT {
-            return Ok(false);
+    /// Address and key of memory for a message: its target, if that is registered, or a staging
+    /// buffer; `None` while it is in use.
+    fn granted_memory(
+        &mut self,
+        op: &ActiveOperation,
+        (action, into): (&Action, Option<MemoryRef>),
+        slices: &Slices,
+        links: &[Option<Link>],
+    ) -> Option<(u64, u32)> {
+        if action.len == 0 {
+            return Some((0, 0));
         }
-        let mut send = PendingSend {
-            at: self.execution,
-            to,
-            cursor: MessageCursor::default(),
-            last: 0,
-        };
-        self.sent[step] = NOT_SENT;
-        let waits = self.sends.iter().any(|before| before.to == to);
-        if waits || !self.send(context, &mut send)?.1 {
-            self.sends.push(send);
+        if let Some((segment, rail, offset)) = into.and_then(|into| self.registered(op, into)) {
+            let strand = &op.ready.program.strands[self.strand as usize];
+            let free_after = strand.instructions[action.step as usize].free_after;
+            let free = self.has_passed(op, free_after, slices);
+            if !free || self.reader_of_target(op, action, slices, links).is_some() {
+                return None;
+            }
+            return Some((segment.start().addr() as u64 + offset as u64, segment.rkey(rail)));
         }
-        Ok(true)
+        let staging = &mut self.receive_staging;
+        let number = staging.acquire()?;
+        let rkey = staging.memory.as_ref()?.rkey(0);
+        Some((staging.start(number).addr() as u64, rkey))
     }
 
-    /// Continues the sends in flight; those to one rank in order.
-    pub(super) fn send_pending(&mut self, context: &mut DriveContext<'_>) -> Result<bool, Failed> {
+    /// Whether execution is behind this step, seen from the position of grants.
+    fn has_passed(&self, op: &ActiveOperation, step: Option<StepRef>, slices: &Slices) -> bool {
+        let Some(step) = step else { return true };
+        let Some(slice) = self.grants.slice.checked_sub(step.slices_back) else {
+            return true;
+        };
+        let Position { slice: current, action } = self.execution;
+        let actions = slices.get(op, self.strand, current);
+        let at = actions.and_then(|slice| slice.actions.get(action as usize));
+        slice < current || slice == current && at.is_none_or(|action| action.step > step.step)
+    }
+
+    /// The target of a send that reads what the action writes: a pending one, or one that a device
+    /// still carries out.
+    pub(super) fn reader_of_target(
+        &self,
+        op: &ActiveOperation,
+        action: &Action,
+        slices: &Slices,
+        links: &[Option<Link>],
+    ) -> Option<Rank> {
+        let memory = |memory: MemoryRef, len: usize| {
+            let start = self.address(op, memory).addr();
+            (start, start + len)
+        };
+        let target = match action.work {
+            Work::Send { .. } => return None,
+            Work::Copy { from, into } if self.address(op, from) == self.address(op, into) => return None,
+            Work::RecvReduce { into, .. } => memory(into, action.elements * op.function.bytes(into.place.form())),
+            Work::Recv { into, .. } | Work::Reduce { into, .. } | Work::Copy { into, .. } => memory(into, action.len),
+        };
+        let reads_target = |send: &&PendingSend| {
+            let slice = slices.get(op, self.strand, send.slice);
+            let actions = slice.and_then(|slice| slice.actions.get(send.next as usize..send.end as usize));
+            actions.unwrap_or_default().iter().any(|action| match action.work {
+                Work::Send { from, .. } => overlap(memory(from, action.len), target),
+                _ => false,
+            })
+        };
+        let in_flight = |send: &&InFlight| overlap(send.memory, target) && !is_confirmed(links, send.to, send.number);
+        let pending = self.pending.iter().find(reads_target).map(|send| send.to);
+        pending.or_else(|| self.in_flight.iter().find(in_flight).map(|send| send.to))
+    }
+
+    /// Sends the action at execution, or leaves it pending.
+    #[inline(always)]
+    pub(super) fn begin_send(
+        &mut self,
+        op: &ActiveOperation,
+        protocol: impl SlotProtocol,
+        (action, to): (&Action, Rank),
+        links: &mut [Option<Link>],
+    ) -> Result<(), Failed> {
+        let waits = !self.pending.is_empty() && self.pending.iter().any(|before| before.to == to);
+        if waits || !self.send(op, protocol, action, links)? {
+            self.leave_pending(action.step, to);
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn leave_pending(&mut self, step: u32, to: Rank) {
+        let Position { slice, action } = self.execution;
+        match self.pending.last_mut() {
+            Some(last) if (last.slice, last.step, last.end) == (slice, step, action) => last.end += 1,
+            _ => self.pending.push(PendingSend {
+                to,
+                slice,
+                step,
+                next: action,
+                end: action + 1,
+            }),
+        }
+    }
+
+    /// Continues the pending sends; those to one rank in order. Returns whether there was progress.
+    pub(super) fn send_pending(
+        &mut self,
+        op: &ActiveOperation,
+        protocol: impl SlotProtocol,
+        slices: &Slices,
+        links: &mut [Option<Link>],
+    ) -> Result<bool, Failed> {
         let mut moved = false;
         let mut index = 0;
-        while index < self.sends.len() {
-            let mut send = self.sends[index];
-            if self.sends[..index].iter().any(|before| before.to == send.to) {
-                index += 1;
-                continue;
+        while let Some(&PendingSend {
+            to, slice, next, end, ..
+        }) = self.pending.get(index)
+        {
+            let actions = slices
+                .get(op, self.strand, slice)
+                .map_or(&[][..], |slice| &slice.actions);
+            let mut next = next;
+            if !self.pending[..index].iter().any(|before| before.to == to) {
+                while next < end && self.send(op, protocol, &actions[next as usize], links)? {
+                    next += 1;
+                    moved = true;
+                }
             }
-            let (further, done) = self.send(context, &mut send)?;
-            moved |= further;
-            if done {
-                self.sends.remove(index);
+            if next == end {
+                self.pending.remove(index);
             } else {
-                self.sends[index] = send;
+                self.pending[index].next = next;
                 index += 1;
             }
         }
         Ok(moved)
     }
 
-    /// Returns whether there was progress, and whether the message is complete.
-    pub(super) fn send(
+    /// False if it would block.
+    #[inline(always)]
+    fn send(
         &mut self,
-        context: &mut DriveContext<'_>,
-        send: &mut PendingSend,
-    ) -> Result<(bool, bool), Failed> {
-        let op = context.op;
-        let instruction = &op.ready.program.strands[self.strand as usize].instructions[send.at.step as usize];
-        let Some((_, form, span)) = instruction.step.message() else {
-            return Ok((false, true));
-        };
-        let slice = self.slice(op, send.at.slice_index);
-        let mut moved = false;
-        while let Some(fragment) = cursor::next_fragment(
-            &op.ready.layout,
-            op.fragment(form),
-            instruction,
-            span,
-            slice,
-            &mut send.cursor,
-        ) {
-            let to = link(context.links, send.to)?;
-            let len = fragment.len as usize * op.function.bytes(form);
-            let at = cursor::byte_offset(&op.ready.layout, &op.function, instruction, span, slice, fragment);
-            if let Some(lines) = op.lines {
-                if !to.may_send_lines(lines) {
-                    return Ok((moved, false));
-                }
-                let from = self.place_start(op, span.place).wrapping_add(at);
-                // SAFETY: a fragment lies in its memory, which the operation owns; later steps of
-                // this rank that write it wait for the send, and it is granted to no peer.
-                unsafe { to.send_lines(lines, from, len) }?;
-            } else if op.is_eager(len) {
-                if !to.may_send_eager() {
-                    return Ok((moved, false));
-                }
-                let from = self.place_start(op, span.place).wrapping_add(at);
-                // SAFETY: as for LL.
-                unsafe { to.send_eager(from, len) }?;
-            } else {
-                if !to.is_granted() || self.awaits_lengths_from(send.to) {
-                    return Ok((moved, false));
-                }
-                let Some(source) = self.source(context, span.place, at, len, send.to) else {
-                    return Ok((moved, false));
-                };
-                let number = link(context.links, send.to)?.send_granted(Some((source, len)))?;
-                if self.registered(op, span.place).is_some() {
-                    send.last = number;
-                } else {
-                    self.send_staging_use[((self.send_staging.acquired - 1) % STAGING_SLOTS) as usize] =
-                        (send.to, number);
-                }
-            }
-            cursor::advance(&mut send.cursor, fragment);
-            moved = true;
-        }
-        self.sent[send.at.step as usize] = send.last;
-        Ok((true, true))
-    }
-
-    /// The data itself, or a copy in the send staging buffer; `None` while no slot is free.
-    pub(super) fn source(
-        &mut self,
-        context: &mut DriveContext<'_>,
-        place: PlanMemory,
-        at: usize,
-        len: usize,
-        to: Rank,
-    ) -> Option<BufferAlias> {
-        let op = context.op;
-        if let Some((segment, rail, offset)) = self.registered(op, place) {
-            return segment.alias(rail, offset + at, len);
-        }
-        while self.send_staging.released < self.send_staging.acquired {
-            let (of, number) = self.send_staging_use[(self.send_staging.released % STAGING_SLOTS) as usize];
-            if context.links[of.index()]
-                .as_ref()
-                .is_some_and(|link| link.completed < number)
-            {
-                break;
-            }
-            self.send_staging.released += 1;
-        }
-        if self.send_staging.acquired - self.send_staging.released == STAGING_SLOTS {
-            return None;
-        }
-        let (number, from) = (self.send_staging.acquired, self.place_start(op, place).wrapping_add(at));
-        // SAFETY: the message lies in its memory, which the operation owns and nothing writes; a
-        // slot is as long as a fragment, and its last message has been acknowledged.
-        unsafe { core::ptr::copy_nonoverlapping(from, self.send_staging.start(number), len) };
-        let alias = self
-            .send_staging
-            .memory
-            .as_ref()?
-            .alias(0, self.send_staging.offset(number), len)?;
-        self.send_staging_use[(number % STAGING_SLOTS) as usize] = (to, NOT_SENT);
-        self.send_staging.acquired += 1;
-        Some(alias)
-    }
-
-    pub(super) fn receive_message(
-        &mut self,
-        context: &mut DriveContext<'_>,
-        instruction: &Instruction,
-        slice: u32,
-        moved: &mut bool,
+        op: &ActiveOperation,
+        protocol: impl SlotProtocol,
+        action: &Action,
+        links: &mut [Option<Link>],
     ) -> Result<bool, Failed> {
-        let op = context.op;
-        let Some((from, form, span)) = instruction.step.message() else {
+        let Work::Send { to, from } = action.work else {
             return Ok(true);
         };
-        if self.awaits_lengths_from(from) {
+        if protocol.is_granted(action.len) {
+            return self.send_granted(op, (action, to, from), links);
+        }
+        let source = self.address(op, from).cast_const();
+        // SAFETY: the message lies in its memory, which the operation owns; later actions of this
+        // rank that write it wait for the send, and it is granted to no peer.
+        unsafe { protocol.send(link(links, to)?, source, action.len) }
+    }
+
+    fn send_granted(
+        &mut self,
+        op: &ActiveOperation,
+        (action, to, from): (&Action, Rank, MemoryRef),
+        links: &mut [Option<Link>],
+    ) -> Result<bool, Failed> {
+        let len = action.len;
+        let peer = link(links, to)?;
+        if !peer.is_granted() || self.awaits_lengths_from(to) {
             return Ok(false);
         }
-        let mut cursor = self.cursor;
-        while let Some(fragment) = cursor::next_fragment(
-            &op.ready.layout,
-            op.fragment(form),
-            instruction,
-            span,
-            slice,
-            &mut cursor,
-        ) {
-            let len = fragment.len as usize * op.function.bytes(form);
-            let lands = match instruction.step {
-                Step::Recv { into, .. } => {
-                    op.lines.is_none() && !op.is_eager(len) && self.registered(op, into.place).is_some()
-                }
-                _ => false,
-            };
-            // Memory granted in place was free then.
-            if !lands
-                && !self.is_free(
-                    op,
-                    instruction,
-                    span,
-                    Some(fragment),
-                    self.execution.slice_index,
-                    context.links,
-                )
-            {
-                return Ok(false);
-            }
-            let into = self.place_start(op, span.place).wrapping_add(cursor::byte_offset(
-                &op.ready.layout,
-                &op.function,
-                instruction,
-                span,
-                slice,
-                fragment,
-            ));
-            let peer = link(context.links, from)?;
-            let received: *mut u8 = match op.lines {
-                Some(lines) => {
-                    let direct = matches!(instruction.step, Step::Recv { .. }) && len >= 4;
-                    let target = if direct { into } else { self.lines.as_mut_ptr().cast() };
-                    // SAFETY: the fragment lies in its memory, from which nothing is being sent; or
-                    // in the line buffer, as a message writes four bytes at least.
-                    if !unsafe { peer.receive_lines(lines, target, len) } {
-                        return Ok(false);
-                    }
-                    target
-                }
-                None if op.is_eager(len) => match peer.receive_eager(len) {
-                    Some(data) => data,
-                    None => return Ok(false),
-                },
-                None if !peer.has_arrived() => return Ok(false),
-                None => {
-                    peer.receive_granted();
-                    if lands {
-                        into
-                    } else {
-                        self.receive_staging.start(self.receive_staging.released)
-                    }
-                }
-            };
-            if len > 0 {
-                match &instruction.step {
-                    // SAFETY: the fragment lies in its memory, which nothing else accesses now, and
-                    // was received as a whole into disjoint memory.
-                    Step::Recv { .. } if received != into => unsafe {
-                        core::ptr::copy_nonoverlapping(received, into, len);
-                    },
-                    Step::RecvReduce { with, .. } => {
-                        let with_at =
-                            cursor::byte_offset(&op.ready.layout, &op.function, instruction, *with, slice, fragment);
-                        let operand = self.place_start(op, with.place).wrapping_add(with_at);
-                        let sources = [(form, received.cast_const()), (with.place.form(), operand.cast_const())];
-                        // SAFETY: all are as long as the fragment; the two in memory of the
-                        // operation are the same or disjoint, and not written by others now; the
-                        // received data is complete.
-                        unsafe {
-                            op.function
-                                .reduce(&sources, (span.place.form(), into), fragment.len as usize)
-                        };
-                    }
-                    _ => {}
-                }
-                if op.lines.is_none() && !op.is_eager(len) && !lands {
-                    self.receive_staging.released += 1;
-                }
-            }
-            cursor::advance(&mut cursor, fragment);
-            self.cursor = cursor;
-            *moved = true;
+        let expected = peer.granted_rest();
+        if expected != action.rest {
+            return Err(Failed::Parts {
+                operation: self.next,
+                collective: op.collective,
+                from: self.rank,
+                to,
+                bytes: action.rest,
+                expected,
+            });
+        }
+        let registered = self.registered(op, from);
+        let registered = registered.map(|(segment, rail, offset)| segment.alias(rail, offset, len));
+        let (source, staged) = match registered {
+            _ if len == 0 => (None, false),
+            Some(source) => (source, false),
+            None => (self.staged_copy(op, from, len, links), true),
+        };
+        if source.is_none() && len > 0 {
+            return Ok(false);
+        }
+        let number = link(links, to)?.send_granted(source.map(|source| (source, len)))?;
+        if staged {
+            let copy = self.send_staging.acquired - 1;
+            self.send_staging_use[(copy % STAGING_SLOTS) as usize] = (to, number);
+        } else {
+            let start = self.address(op, from).addr();
+            self.in_flight.retain(|send| !is_confirmed(links, send.to, send.number));
+            self.in_flight.push(InFlight {
+                to,
+                number,
+                memory: (start, start + len),
+            });
         }
         Ok(true)
+    }
+
+    /// A copy of a message in the send staging buffer; `None` while no slot is free.
+    fn staged_copy(
+        &mut self,
+        op: &ActiveOperation,
+        from: MemoryRef,
+        len: usize,
+        links: &[Option<Link>],
+    ) -> Option<BufferAlias> {
+        let from = self.address(op, from).cast_const();
+        let staging = &mut self.send_staging;
+        while staging.released < staging.acquired {
+            let (to, number) = self.send_staging_use[(staging.released % STAGING_SLOTS) as usize];
+            if !is_confirmed(links, to, number) {
+                break;
+            }
+            staging.released += 1;
+        }
+        let number = staging.acquire()?;
+        // SAFETY: the message lies in its memory, which the operation owns and nothing writes; a
+        // slot is as long as a fragment, and its last message has been acknowledged.
+        unsafe { core::ptr::copy_nonoverlapping(from, staging.start(number), len) };
+        staging.memory.as_ref()?.alias(0, staging.offset(number), len)
+    }
+
+    /// Receives a message, `into` its target if that is where it can be. Returns its address, valid
+    /// until something is sent to the peer; `None` if it has not arrived.
+    #[inline(always)]
+    pub(super) fn receive(
+        &mut self,
+        op: &ActiveOperation,
+        protocol: impl SlotProtocol,
+        (action, from, into): (&Action, Rank, Option<*mut u8>),
+        links: &mut [Option<Link>],
+    ) -> Result<Option<*mut u8>, Failed> {
+        if self.awaits_lengths_from(from) {
+            return Ok(None);
+        }
+        let peer = link(links, from)?;
+        if protocol.is_granted(action.len) {
+            return Ok(self.receive_granted(op, action, into, peer));
+        }
+        let target = match into {
+            Some(into) if action.len >= 4 => into,
+            _ => self.lines.as_mut_ptr().cast(),
+        };
+        // SAFETY: the message's target lies in its memory, of which nothing is being sent; or it is
+        // the buffer for a slot's lines, as short messages write four bytes at least.
+        Ok(unsafe { protocol.receive(peer, target, action.len) })
+    }
+
+    fn receive_granted(
+        &mut self,
+        op: &ActiveOperation,
+        action: &Action,
+        into: Option<*mut u8>,
+        peer: &mut Link,
+    ) -> Option<*mut u8> {
+        if !peer.has_arrived() {
+            return None;
+        }
+        peer.receive_granted();
+        let target = match action.work {
+            Work::Recv { into, .. } => self.registered(op, into).is_some(),
+            _ => false,
+        };
+        match into {
+            Some(into) if target || action.len == 0 => Some(into),
+            _ => {
+                let staged = self.receive_staging.start(self.receive_staging.released);
+                self.receive_staging.released += 1;
+                Some(staged)
+            }
+        }
     }
 }

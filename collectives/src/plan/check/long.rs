@@ -30,8 +30,11 @@
 //!    long as the order of 1 has a first event that has not happened.
 //! 3. More memory only lets more happen, and earlier. Messages in slots (LL, LL128, and eager ones
 //!    of Simple) are staged on arrival, and a ring has a free slot whenever all earlier ones have
-//!    been consumed. On the fast path a send does wait for its slot before execution continues, and
-//!    always gets one: see `executor::strand::fast_path`.
+//!    been consumed.
+//!
+//! An executor that compares the memory of parts, as ours does, completes some plans that this
+//! rejects: here a message is in the way of a write to any of its memory, unless both flow and are
+//! alike.
 //!
 //! Assumptions: devices acknowledge what arrives, both ends cut a message alike, staging memory is
 //! granted in the order of the receives, and each strand has its own. Time, and missing ranks, are
