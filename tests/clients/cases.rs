@@ -2,6 +2,8 @@
 
 mod crates;
 mod many;
+mod python;
+mod rails;
 mod storage;
 mod virtual_machine;
 
@@ -19,27 +21,49 @@ pub(crate) enum Ready {
     Shows(&'static str),
 }
 
+/// What `doorbell run` offers a row's processes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Device {
+    /// Nothing: they run without it.
+    None,
+    One,
+    /// Two at loopback addresses, with these options for their faults.
+    Rails(&'static [&'static str]),
+}
+
 /// Lines for sh(1), in which `PORT`, `HOST` and `FILES` stand for the row's first port of
-/// [`PORTS`](crate::rig::PORTS), the device's address, and the folder of our own scripts and sources ([`FILES`](crate::rig::FILES)).
+/// [`PORTS`](crate::rig::PORTS), the device's address, and the folder of our own scripts, programs
+/// and sources ([`FILES`](crate::rig::FILES)).
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     pub(crate) server: Option<(String, Ready)>,
     pub(crate) client: String,
     pub(crate) variables: Vec<(&'static str, &'static str)>,
-    /// Whether it runs under `doorbell run`.
-    pub(crate) on_device: bool,
+    pub(crate) device: Device,
+    /// Whether its Python imports from the packages of PyPI.
+    pub(crate) from_wheels: bool,
+    /// What the client shows once both ends are connected; without it, they are after a while.
+    pub(crate) under_way: Option<&'static str>,
     /// How often both ends run; the outputs are read together.
     pub(crate) times: usize,
     /// Judges the output of server and client.
     pub(crate) read: fn(&str, &str) -> Result<Report>,
 }
 
+/// Where a client's version is known.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Package {
+    Debian(&'static str),
+    Wheel(&'static str),
+    /// One of crates.io, of this version.
+    Crate(&'static str),
+}
+
 /// A row of the table.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) client: &'static str,
-    /// Debian's package, whose version is shown, or a crate's `NAME@VERSION`.
-    pub(crate) package: &'static str,
+    pub(crate) package: Package,
     pub(crate) mode: String,
     /// Whether only `--full` runs it.
     pub(crate) full: bool,
@@ -55,7 +79,9 @@ fn pair(server: &str, ready: Ready, client: &str, read: fn(&str, &str) -> Result
         server: Some((server.to_owned(), ready)),
         client: client.to_owned(),
         variables: Vec::new(),
-        on_device: true,
+        device: Device::One,
+        from_wheels: false,
+        under_way: None,
         times: 1,
         read,
     }
@@ -66,7 +92,9 @@ fn alone(client: &str, read: fn(&str, &str) -> Result<Report>) -> Run {
         server: None,
         client: client.to_owned(),
         variables: Vec::new(),
-        on_device: true,
+        device: Device::One,
+        from_wheels: false,
+        under_way: None,
         times: 1,
         read,
     }
@@ -83,8 +111,23 @@ impl Run {
         self
     }
 
+    fn importing_wheels(mut self) -> Self {
+        self.from_wheels = true;
+        self
+    }
+
+    fn under_way_once(mut self, shown: &'static str) -> Self {
+        self.under_way = Some(shown);
+        self
+    }
+
+    fn on_rails(mut self, faults: &'static [&'static str]) -> Self {
+        self.device = Device::Rails(faults);
+        self
+    }
+
     fn without_device(mut self) -> Self {
-        self.on_device = false;
+        self.device = Device::None;
         self
     }
 }
@@ -93,7 +136,7 @@ impl Case {
     fn new(client: &'static str, package: &'static str, mode: &str, run: Run) -> Self {
         Self {
             client,
-            package,
+            package: Package::Debian(package),
             mode: mode.to_owned(),
             full: false,
             run,
@@ -112,6 +155,14 @@ impl Case {
         self
     }
 
+    /// Its package is PyPI's.
+    fn wheel(mut self) -> Self {
+        if let Package::Debian(name) = self.package {
+            self.package = Package::Wheel(name);
+        }
+        self
+    }
+
     fn full(mut self) -> Self {
         self.full = true;
         self
@@ -126,11 +177,13 @@ pub(crate) fn all() -> Vec<Case> {
     cases.extend(qperf());
     cases.push(fio());
     cases.extend(ucx());
+    cases.extend(rails::all());
     cases.extend(mpi());
     cases.extend(storage::cases());
     cases.extend(virtual_machine::cases());
     cases.extend(crates::cases());
     cases.extend(many::cases());
+    cases.extend(python::all());
     cases
 }
 

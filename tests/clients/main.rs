@@ -21,13 +21,15 @@ use rig::{Outcome, Rig};
 use std::{fs, path::PathBuf, process::ExitCode, time::Instant};
 
 const USAGE: &str = "\
-clients [NAME...] [--full] [--list] [--doorbell FILE] [--check FILE | --write FILE [--rxe FILE]]
+clients [NAME...] [--full] [--list] [--doorbell FILE] [--wheels FOLDER]
+        [--check FILE | --write FILE [--rxe FILE]]
 
   NAME            only rows whose client and mode contain it
   --full          also the rows that take long or need large packages; of each row also the client without RDMA, and
                   each end killed
   --list          show the rows
   --doorbell FILE the command [default: beside this program]
+  --wheels FOLDER packages from PyPI, for the rows that need them
   --check FILE    fail when a row verified something else than in the table of FILE
   --write FILE    write the rows that were run to the table of FILE, each with all columns
   --rxe FILE      what rdma-core's tests print on the kernel's rxe, for the table of FILE beside soft0's
@@ -40,6 +42,7 @@ struct Options {
     full: bool,
     list: bool,
     doorbell: PathBuf,
+    wheels: Option<PathBuf>,
     check: Option<PathBuf>,
     write: Option<PathBuf>,
     rxe: Option<PathBuf>,
@@ -55,6 +58,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
         full: false,
         list: false,
         doorbell: std::env::current_exe()?.with_file_name("doorbell"),
+        wheels: None,
         check: None,
         write: None,
         rxe: None,
@@ -65,6 +69,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
             "--full" => options.full = true,
             "--list" => options.list = true,
             "--doorbell" => options.doorbell = value()?.into(),
+            "--wheels" => options.wheels = Some(value()?.into()),
             "--check" => options.check = Some(value()?.into()),
             "--write" => options.write = Some(value()?.into()),
             "--rxe" => options.rxe = Some(value()?.into()),
@@ -94,7 +99,7 @@ fn run(options: &Options) -> Result<bool> {
         cases.iter().for_each(|case| println!("{}", describe(case)));
         return Ok(true);
     }
-    let rig = Rig::new(&options.doorbell)?;
+    let rig = Rig::new(&options.doorbell, options.wheels.as_deref())?;
     let mut retries = RetryBudget::default();
     let mut rows = Vec::new();
     let whole = options.full || options.write.is_some();
@@ -146,7 +151,8 @@ fn record(options: &Options, rows: &[(&Case, Outcome)]) -> Result<bool> {
     if options.write.is_some() {
         let rxe = options.rxe.as_ref().map(fs::read_to_string).transpose()?;
         let rxe = rxe.map(|output| Suite::read(&output)).transpose()?;
-        fs::write(file, table::written(&text, rows, rxe.as_ref(), table::version)?)?;
+        let version = |package| table::version(package, options.wheels.as_deref());
+        fs::write(file, table::written(&text, rows, rxe.as_ref(), version)?)?;
         return Ok(true);
     }
     let differences = table::differences(&text, rows)?;

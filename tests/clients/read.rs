@@ -161,7 +161,46 @@ pub(crate) fn ucx_bandwidth(_: &str, client: &str) -> Result<Report> {
     report(format!("{} iterations", row[0]), format!("{} GB/s", rounded(gigabytes)))
 }
 
-/// `verified BYTES bytes, … us, … GB/s` of `ring.c`.
+/// `ucx_perftest`, and `RAIL BYTES` of what the packets of each rail hold: both ends' captures.
+pub(crate) fn rails(server: &str, client: &str) -> Result<Report> {
+    let Report { verified, figure, .. } = ucx_bandwidth(server, client)?;
+    let captured = |rail: &str| {
+        let bytes = client.lines().find_map(|line| line.strip_prefix(rail));
+        number(bytes.with_context(|| format!("no capture of {rail}"))?.trim())
+    };
+    let rails = [captured("soft0 ")?, captured("soft1 ")?];
+    let total: f64 = rails.iter().sum();
+    for bytes in rails {
+        ensure!(bytes >= 0.4 * total, "the rails have sent {rails:?} bytes");
+    }
+    report(format!("{verified}, each rail with 40 % of the bytes or more"), figure)
+}
+
+/// UCX's message of a request without answer, and `after SECONDS s` of the end that had it.
+pub(crate) fn failed_rail(_: &str, output: &str) -> Result<Report> {
+    ensure!(output.contains("transport retry counter exceeded"), "no failed request");
+    let rail = after(output, "dgid=").and_then(|rest| rest.split_whitespace().next());
+    ensure!(rail == Some("::ffff:127.0.0.2"), "failed to {rail:?}");
+    let seconds = after(output, "ended with 134 after ").and_then(|rest| rest.split_whitespace().next());
+    let seconds = number(seconds.context("no abort")?)?;
+    report("aborts with the failed rail's GID", format!("after {seconds} s"))
+}
+
+/// Mooncake's message of IBV_EVENT_PORT_ERR, and that of `transfer.py` at its end.
+pub(crate) fn survived_rail(_: &str, client: &str) -> Result<Report> {
+    let event = "Context soft1 is now inactive due to fatal event: 10";
+    let (before, after) = client.split_once(event).context("the rail has not failed")?;
+    for part in [before, after] {
+        ensure!(
+            part.contains("exchanged"),
+            "nothing was exchanged on one side of the failure"
+        );
+    }
+    ensure!(after.contains("every exchange verified"), "the client has not ended");
+    report("4 MiB each way before and after, every byte", NO_FIGURE)
+}
+
+/// `verified BYTES bytes, … us, … GB/s` of our own programs.
 pub(crate) fn ring(_: &str, output: &str) -> Result<Report> {
     let line = output.lines().find_map(|line| line.strip_prefix("verified "));
     let (bytes, figure) = line
@@ -225,6 +264,9 @@ mod tests {
             fio,
             ucx_latency,
             ucx_bandwidth,
+            rails,
+            failed_rail,
+            survived_rail,
             ring,
         ];
         for read in all {
@@ -234,6 +276,9 @@ mod tests {
         assert!(fabric("", unacknowledged).is_err());
         assert!(rping("", "ping data: x\ndata mismatch!\n").is_err());
         assert!(fio("err= 0: issued rwts: total=0,0,0,0 READ: bw=1 (1MB/s)", "err= 0:").is_err());
+        let row = "200 1.0 1.0 1.0 100.0 100.0 100 100\n";
+        assert!(rails("", &format!("{row}soft0 600\nsoft1 400\n")).is_ok());
+        assert!(rails("", &format!("{row}soft0 700\nsoft1 300\n")).is_err());
         assert!(ucx_latency("", "0 0.0 0.0 0.0 0.0 0.0 0 0\n").is_err());
     }
 }

@@ -1,14 +1,14 @@
 //! Runs a row: its client on the device, the same client without, and each end killed.
 
 use crate::{
-    cases::{Case, Ready, Run},
+    cases::{Case, Device, Ready, Run},
     read::Report,
 };
 use anyhow::{Context, Result, bail, ensure};
 use doorbell_tests::{environment::unprivileged, process::Process, scratch::Scratch};
 use std::{
     env, fs,
-    net::{IpAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, UdpSocket},
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     thread,
@@ -28,11 +28,14 @@ const ENDS: [&str; 2] = ["server", "client"];
 pub(crate) const PORTS: u16 = 16;
 
 /// What the lines of rows run beside the clients.
-pub(crate) const FILES: [(&str, &str); 4] = [
+pub(crate) const FILES: [(&str, &str); 7] = [
     ("guest.s", include_str!("guest.s")),
     ("iser.sh", include_str!("iser.sh")),
     ("migrate.sh", include_str!("migrate.sh")),
+    ("mpi.py", include_str!("mpi.py")),
     ("ring.c", include_str!("ring.c")),
+    ("tensorpipe.py", include_str!("tensorpipe.py")),
+    ("transfer.py", include_str!("transfer.py")),
 ];
 
 /// What a row has shown.
@@ -46,6 +49,7 @@ pub(crate) struct Outcome {
 
 pub(crate) struct Rig {
     doorbell: PathBuf,
+    wheels: Option<PathBuf>,
     scratch: Scratch,
     /// The device's address: not loopback, which libfabric does not use for RDMA.
     address: IpAddr,
@@ -60,7 +64,7 @@ struct Ends {
 }
 
 impl Rig {
-    pub(crate) fn new(doorbell: &Path) -> Result<Self> {
+    pub(crate) fn new(doorbell: &Path, wheels: Option<&Path>) -> Result<Self> {
         let doorbell = fs::canonicalize(doorbell).with_context(|| format!("no command at {}", doorbell.display()))?;
         let scratch = Scratch::new("clients", 20_000..30_000)?;
         for (name, text) in FILES {
@@ -73,6 +77,7 @@ impl Rig {
         let port = scratch.port()?;
         Ok(Self {
             doorbell,
+            wheels: wheels.map(fs::canonicalize).transpose()?,
             scratch,
             address,
             port,
@@ -135,6 +140,10 @@ impl Rig {
     fn killed(&self, run: &Run, index: usize, name: &str) -> Result<String> {
         let ends = self.start(run, name, Instant::now() + LIMIT)?;
         let mut both = [ends.server.context("no server to kill")?, ends.client];
+        if let Some(shown) = run.under_way {
+            let is_shown = both[1].wait_shown(shown, Instant::now() + LIMIT)?;
+            ensure!(is_shown, "the client has not shown {shown:?}");
+        }
         thread::sleep(UNDER_WAY);
         for (process, end) in both.iter_mut().zip(ENDS) {
             let status = process.status()?;
@@ -153,7 +162,8 @@ impl Rig {
     fn start(&self, run: &Run, name: &str, deadline: Instant) -> Result<Ends> {
         let folder = self.scratch.folder(name)?;
         let port = self.scratch.ports(PORTS)?;
-        let start = |line: &str, end| Process::start(&self.words(run, line, port), &run.environment(), &folder, end);
+        let environment = self.environment(run)?;
+        let start = |line: &str, end| Process::start(&self.words(run, line, port), &environment, &folder, end);
         let server = match &run.server {
             None => None,
             Some((line, ready)) => {
@@ -175,27 +185,38 @@ impl Rig {
 
     /// A line of a row, without any privilege, on the device's address if it uses it.
     fn words(&self, run: &Run, line: &str, port: u16) -> Vec<String> {
+        let (address, rails): (_, &[&str]) = match run.device {
+            Device::None | Device::One => (self.address, &[]),
+            Device::Rails(faults) => (IpAddr::from(Ipv4Addr::LOCALHOST), faults),
+        };
         let line = line
             .replace("PORT", &port.to_string())
-            .replace("HOST", &self.address.to_string())
+            .replace("HOST", &address.to_string())
             .replace("FILES", &self.scratch.path().display().to_string());
         let mut words = unprivileged();
-        if run.on_device {
+        if run.device != Device::None {
             words.extend([self.doorbell.display().to_string(), "run".to_owned()]);
-            words.extend(["--address".to_owned(), self.address.to_string()]);
+            words.extend(["--address".to_owned(), address.to_string()]);
+            words.extend(rails.iter().map(|&option| option.to_owned()));
             words.extend(["--port".to_owned(), self.port.to_string(), "--".to_owned()]);
         }
         words.extend(["sh".to_owned(), "-c".to_owned(), line]);
         words
     }
-}
 
-impl Run {
-    fn environment(&self) -> Vec<(&'static str, String)> {
+    fn environment(&self, run: &Run) -> Result<Vec<(&'static str, String)>> {
         // Logs why a device could not be opened, which C programs cannot print.
         let log = ("DOORBELL_LOG", "error");
-        let variables = self.variables.iter().chain([&log]);
-        variables.map(|&(name, value)| (name, value.to_owned())).collect()
+        let variables = run.variables.iter().chain([&log]);
+        let mut variables: Vec<_> = variables.map(|&(name, value)| (name, value.to_owned())).collect();
+        if run.from_wheels {
+            let wheels = self
+                .wheels
+                .as_ref()
+                .context("its packages are in no folder: --wheels")?;
+            variables.push(("PYTHONPATH", wheels.display().to_string()));
+        }
+        Ok(variables)
     }
 }
 

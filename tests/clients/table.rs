@@ -1,13 +1,13 @@
 //! The tables of `docs/CLIENTS.md`: a row replaces that of the same client and mode.
 
 use crate::{
-    cases::{self, Case},
+    cases::{self, Case, Package},
     pyverbs::{self, Suite},
     rig::Outcome,
 };
 use anyhow::{Context, Result, ensure};
 use doorbell_tests::section::{replaced, span};
-use std::process::Command;
+use std::{path::Path, process::Command};
 
 const ROWS: &str = "rows";
 const PYVERBS: &str = "pyverbs";
@@ -34,16 +34,25 @@ fn is_of(line: &str, case: &Case) -> bool {
     (cell(line, 0), cell(line, 2)) == (case.client, &*case.mode)
 }
 
-/// The version of Debian's package that is installed, or of a crate.
-pub(crate) fn version(package: &str) -> Result<String> {
-    if let Some((_, version)) = package.split_once('@') {
-        return Ok(version.to_owned());
-    }
-    let output = Command::new("dpkg-query")
-        .args(["-W", "-f", "${Version}", package])
+/// The version of a package that is installed; of a wheel, in the folder `wheels`; of a crate.
+pub(crate) fn version(package: Package, wheels: Option<&Path>) -> Result<String> {
+    const OF_WHEEL: &str = "import importlib.metadata as m, sys; sys.stdout.write(m.version(sys.argv[1]))";
+    let (name, mut command) = match package {
+        Package::Debian(name) => (name, Command::new("dpkg-query")),
+        Package::Wheel(name) => (name, Command::new("/usr/bin/python3")),
+        Package::Crate(version) => return Ok(version.to_owned()),
+    };
+    match package {
+        Package::Wheel(_) => command
+            .args(["-c", OF_WHEEL])
+            .envs(wheels.map(|folder| ("PYTHONPATH", folder))),
+        _ => command.args(["-W", "-f", "${Version}"]),
+    };
+    let output = command
+        .arg(name)
         .output()
-        .context("cannot run dpkg-query")?;
-    ensure!(output.status.success(), "{package} is not installed");
+        .with_context(|| format!("cannot find {name}"))?;
+    ensure!(output.status.success(), "{name} is not installed");
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
@@ -52,7 +61,7 @@ pub(crate) fn written(
     text: &str,
     rows: &[(&Case, Outcome)],
     rxe: Option<&Suite>,
-    version: impl Fn(&str) -> Result<String>,
+    version: impl Fn(Package) -> Result<String>,
 ) -> Result<String> {
     let old = &text[span(text, ROWS)?];
     let mut body = HEAD.to_owned();

@@ -97,27 +97,56 @@ static void domains(struct ibv_context *context, struct ibv_pd *pd)
 	CHECK(!ibv_dealloc_pd(parent) && !ibv_dealloc_td(td) && !ibv_close_xrcd(xrcd));
 }
 
-/* Features that the device lacks. */
-static void refusals(struct ibv_context *context, struct ibv_pd *pd, struct ibv_qp *qp, const union ibv_gid *gid)
+/* What no software device has fails as it does on rxe, and changes nothing. */
+static void not_supported(struct ibv_context *context, struct ibv_pd *pd, struct ibv_cq *cq, struct ibv_qp *qp)
 {
 	struct ibv_counters_init_attr counters = {};
-	struct ibv_wq_init_attr wq = {};
+	struct ibv_counter_attach_attr attach = {};
+	struct ibv_counters none = { .context = context };
+	struct ibv_wq_init_attr wq = { .pd = pd, .cq = cq, .max_wr = 1, .max_sge = 1 };
+	struct ibv_rwq_ind_table_init_attr table = {};
+	struct ibv_flow_attr flow = { .size = sizeof(flow), .port = 1 };
+	struct ibv_flow_action_esp_attr esp = {};
+	struct ibv_srq_init_attr_ex tags = {
+		.attr = { 1, 1, 0 }, .srq_type = IBV_SRQT_TM, .pd = pd, .cq = cq, .tm_cap = { 1, 1 },
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM,
+	};
+	struct ibv_qp_open_attr open = { .comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_TYPE, .qp_num = qp->qp_num, .qp_type = IBV_QPT_RC };
+	struct ibv_srq srq = { .context = context };
+	struct ibv_ops_wr op = {}, *bad_op = NULL;
+	struct ibv_ece ece = { .vendor_id = 1 }, no_vendor = {};
+	uint64_t value;
+
+#define REFUSED(call, with) do { errno = 0; CHECK(!(call) && errno == (with)); } while (0)
+	REFUSED(ibv_create_counters(context, &counters), EOPNOTSUPP);
+	CHECK(ibv_attach_counters_point_flow(&none, &attach, NULL) == EOPNOTSUPP);
+	CHECK(ibv_read_counters(&none, &value, 1, 0) == EOPNOTSUPP);
+	CHECK(ibv_destroy_counters(&none) == EOPNOTSUPP);
+	REFUSED(ibv_create_wq(context, &wq), EOPNOTSUPP);
+	REFUSED(ibv_create_rwq_ind_table(context, &table), EOPNOTSUPP);
+	REFUSED(ibv_create_flow(qp, &flow), EOPNOTSUPP);
+	REFUSED(ibv_create_flow_action_esp(context, &esp), EOPNOTSUPP);
+	REFUSED(ibv_create_srq_ex(context, &tags), EOPNOTSUPP);
+	CHECK(ibv_post_srq_ops(&srq, &op, &bad_op) == EOPNOTSUPP && bad_op == &op);
+	REFUSED(ibv_open_qp(context, &open), EOPNOTSUPP);
+	CHECK(ibv_query_ece(qp, &ece) == EOPNOTSUPP);
+	CHECK(ibv_set_ece(qp, &ece) == EOPNOTSUPP && ibv_set_ece(qp, &no_vendor) == EOPNOTSUPP);
+}
+
+/* Other refusals. */
+static void refusals(struct ibv_context *context, struct ibv_pd *pd, struct ibv_qp *qp, const union ibv_gid *gid)
+{
 	struct ibv_ah_attr ah;
 	struct ibv_wc wc = {};
-	struct ibv_ece ece;
 	union ibv_gid group = { .raw = { 0xff, 0x12 } };
 
 	(void)gid;
-	CHECK(!ibv_create_counters(context, &counters) && errno);
-	CHECK(!ibv_create_wq(context, &wq) && errno);
-	CHECK(!ibv_create_flow(qp, NULL) && errno);
 	errno = 0;
 	CHECK(!ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, 0) && errno == EOPNOTSUPP);
 	errno = 0;
 	CHECK(!ibv_import_device(-1) && errno == EINVAL);
 	/* Only UD queue pairs. */
 	CHECK(ibv_attach_mcast(qp, &group, 0) == EINVAL);
-	CHECK(ibv_query_ece(qp, &ece) == EOPNOTSUPP);
 	CHECK(ibv_init_ah_from_wc(context, 1, &wc, NULL, &ah) == -1 && errno == EINVAL);
 	CHECK(ibv_get_device_index(context->device) == -1);
 	CHECK(ibv_query_qp_data_in_order(qp, IBV_WR_RDMA_WRITE, 0) == 0);
@@ -166,6 +195,7 @@ int main(void)
 	fork_and_exec();
 	send_once(qp, cq, channel, mr, 2);
 	domains(context, pd);
+	not_supported(context, pd, cq, qp);
 	refusals(context, pd, qp, &gid);
 	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq) && !ibv_destroy_comp_channel(channel) && !ibv_dereg_mr(mr));
 	CHECK(!ibv_dealloc_pd(pd) && !ibv_close_device(context));

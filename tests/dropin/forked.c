@@ -1,7 +1,8 @@
-/* A child of fork(2) opens the device again, of which its parent has a context: the two are separate users. The
- * child's datagrams to a multicast group, of which both ends are queue pairs of its own, come back to it. */
+/* A child of fork(2) opens the device again, of which its parent has a context: the two are separate users, and what
+ * the parent has cannot be imported. The child's datagrams to a multicast group, of which both ends are queue pairs of its own, come back to it. */
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -67,6 +68,17 @@ static void complete(struct ibv_cq *cq)
 	}
 }
 
+/* By descriptor and handle, which the child has, too. */
+static void not_imported(struct ibv_context *context, struct ibv_pd *pd, struct ibv_mr *mr)
+{
+	errno = 0;
+	CHECK(!ibv_import_device(dup(context->cmd_fd)) && errno == EOPNOTSUPP);
+	errno = 0;
+	CHECK(!ibv_import_pd(context, pd->handle) && errno == ENOENT);
+	errno = 0;
+	CHECK(!ibv_import_mr(pd, mr->handle) && errno == ENOENT);
+}
+
 static void child(const char *group)
 {
 	static char memory[256];
@@ -97,16 +109,20 @@ static void child(const char *group)
 
 int main(int count, char **arguments)
 {
+	static char memory[64];
 	struct ibv_context *context = opened();
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, sizeof(memory), 0);
 	int status;
 	pid_t pid = fork();
 
 	CHECK(pid >= 0 && count == 2);
 	if (!pid) {
+		not_imported(context, pd, mr);
 		child(arguments[1]);
 		return 0;
 	}
 	CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
-	CHECK(!ibv_close_device(context));
+	CHECK(!ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd) && !ibv_close_device(context));
 	return 0;
 }

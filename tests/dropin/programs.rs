@@ -328,3 +328,13 @@ fn multicast_reaches_the_processes_of_every_device() {
         assert!(receiver.wait().expect("it was started").success());
     }
 }
+
+#[test]
+fn atomic_write_and_flush_are_as_on_rxe() {
+    let Some((_folder, program)) = compiled("placement.c", &["-libverbs"]) else {
+        return;
+    };
+    // IBV_WC_REM_INV_REQ_ERR is 9, IBV_WC_REM_ACCESS_ERR 10; -2 is a refusal when posted.
+    let expected = "atomic write 0 stored\nunaligned 9\nflush of range 0, region 0\nrefused 10 10 10 -2\n";
+    assert_eq!(stdout_of(&[path(&program)]), expected);
+}

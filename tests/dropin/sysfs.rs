@@ -46,6 +46,26 @@ fn the_library_says_what_sysfs_shows() {
     assert_eq!(lines, [&same[..], &same, &["02db00 part"]].concat());
 }
 
+/// Of a process that runs: it ends when the counter has grown.
+#[test]
+fn counters_grow_while_a_program_runs() {
+    let Some((_folder, program)) = compiled("placement.c", &["-libverbs"]) else {
+        return;
+    };
+    let script = format!(
+        "cd /sys/class/infiniband/soft0/ports/1; cat counters/port_xmit_packets hw_counters/rcvd_pkts
+        for try in $(seq 100); do
+            if [ $(cat counters/port_xmit_packets) -gt 0 -a $(cat hw_counters/rcvd_pkts) -gt 0 ]; then
+                echo live
+                break
+            fi
+            sleep 0.1
+        done | {} | tail -n 1",
+        program.display()
+    );
+    assert_eq!(stdout_of(&["sh", "-c", &script]), "0\n0\nlive\n");
+}
+
 #[test]
 fn the_address_is_the_devices() {
     let output = doorbell(&[

@@ -49,6 +49,7 @@ pub(crate) fn connect(net: &mut Network, window: u32, mtu: Mtu, timeout: u8) -> 
             read: true,
             write: true,
             atomic: true,
+            ..RemoteAccess::default()
         };
         for modify in [
             Modify {

@@ -10,6 +10,7 @@ mod goals;
 mod instructions;
 mod kernels;
 mod peers;
+mod pip;
 mod sanitize;
 mod setup;
 mod soak;

@@ -97,7 +97,7 @@ pub(crate) const CLIENTS: [Need; 6] = [
 ];
 
 /// Clients that only the full form runs.
-pub(crate) const LARGE_CLIENTS: [Need; 10] = [
+pub(crate) const LARGE_CLIENTS: [Need; 12] = [
     COLLECTIVE_PEERS[0],
     COLLECTIVE_PEERS[1],
     QEMU,
@@ -122,6 +122,12 @@ pub(crate) const LARGE_CLIENTS: [Need; 10] = [
         package: "qemu-block-extra",
         found: || Path::new("/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so").exists(),
     },
+    KERNELS[1],
+    // With TensorPipe. Its numpy is for the clients from PyPI, too.
+    Need {
+        package: "python3-torch",
+        found: || Path::new("/usr/lib/python3/dist-packages/torch").exists(),
+    },
     Need {
         package: "mpich",
         found: || in_path("mpirun.mpich"),
@@ -131,6 +137,14 @@ pub(crate) const LARGE_CLIENTS: [Need; 10] = [
         found: || in_path("mpicc.mpich"),
     },
 ];
+
+/// Clients from PyPI, for the Python of Debian 12.
+pub(crate) const CLIENT_WHEELS: [&str; 3] = [
+    "mpi4py==4.1.2",
+    "nixl-cu12==1.5.1",
+    "mooncake-transfer-engine-non-cuda==0.3.13.post1",
+];
+pub(crate) const CLIENT_WHEELS_PYTHON: &str = "--python-version=3.11";
 
 pub(crate) const COLLECTIVE_PEERS: [Need; 4] = [
     Need {

@@ -16,7 +16,7 @@ pub(super) fn import_folders(name: &OsStr, arguments: &[OsString]) -> Vec<PathBu
 }
 
 /// The interpreter of a command: itself, that of its script, one among the words of a launcher such
-/// as mpirun(1), or that of the active virtual environment, for shell scripts.
+/// as mpirun(1) or of a shell's line, or that of the active virtual environment, for shell scripts.
 fn interpreter(name: &OsStr, arguments: &[OsString]) -> Option<PathBuf> {
     let command = program::find(name)?;
     if is_python(&command) {
@@ -24,8 +24,11 @@ fn interpreter(name: &OsStr, arguments: &[OsString]) -> Option<PathBuf> {
     }
     let of_script = || first_line(&command).and_then(|line| of_first_line(&line));
     let of_words = || {
-        let mut words = arguments.iter().filter(|word| is_python(Path::new(word)));
-        words.find_map(|word| program::find(word))
+        let words = arguments
+            .iter()
+            .flat_map(|argument| argument.as_bytes().split(u8::is_ascii_whitespace));
+        let mut words = words.map(OsStr::from_bytes).filter(|word| is_python(Path::new(word)));
+        words.find_map(program::find)
     };
     let of_environment = || {
         let python = Path::new(&env::var_os("VIRTUAL_ENV")?).join("bin/python");
@@ -92,6 +95,7 @@ mod tests {
             expected
         );
         assert_eq!(of("sh", &["-n", "2", &python, "train.py"]), expected);
+        assert_eq!(of("sh", &["-c", &format!("cd / && exec {python} train.py")]), expected);
         assert!(
             ["python-config", "pythonw", "ipython"]
                 .iter()

@@ -1,12 +1,14 @@
 //! The files that the kernel would have under `/sys/class`, and `/dev`, for the soft devices,
 //! modeled on rxe's.
 //!
-//! They are written once, from the state of the devices at the start: an interface that goes down
-//! later still has an active port here. The library's answers are authoritative.
+//! But for the counters, they are written once, from the state of the devices at the start: an
+//! interface that goes down later still has an active port here. The library's answers are
+//! authoritative.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use doorbell_softroce::COUNTER_FILES;
 use doorbell_softroce_ibverbs::{DeviceConfig, GID_TABLE_LEN, api, configure, gid_table, last_open_error};
 use doorbell_verbs::{Context, GidEntry, GidType, Library, PortAttr, PortState};
 use nix::net::if_::if_indextoname;
@@ -195,6 +197,10 @@ impl ShownDevice {
         ];
         for (name, value) in of_port {
             put(files, &port, name, value);
+        }
+        // The devices keep them up to date.
+        for (name, _) in COUNTER_FILES {
+            put(files, &port, name, "0");
         }
         for gid in &self.gids {
             let index = gid.index;

@@ -17,7 +17,7 @@ use doorbell_roce_proto::cm::{
     ServiceId, SidrReply, SidrRequest,
 };
 use doorbell_roce_proto::qp::Path;
-use doorbell_roce_proto::{Endpoint, Instant};
+use doorbell_roce_proto::{Endpoint, Instant, Mtu};
 
 use crate::device::Device;
 use crate::event::{EventQueue, Token};
@@ -72,6 +72,10 @@ impl Connections {
             owners: HashMap::new(),
             listeners: HashMap::new(),
         }
+    }
+
+    pub(crate) fn set_mtu(&mut self, mtu: Mtu) {
+        self.cm.set_mtu(mtu);
     }
 
     pub(crate) fn exchange(&mut self, now: Instant, endpoint: &mut Endpoint) {

@@ -29,6 +29,8 @@ pub struct DeviceConfig {
     /// The capture file of sent and received packets. An existing one is kept: then the name gets
     /// this process's id.
     pub pcap: Option<PathBuf>,
+    /// A folder that stands for `/`, in which the files of the port's counters are kept up to date.
+    pub view: Option<PathBuf>,
     /// The copy mode for payloads to other processes of this host; `None` for the best available.
     pub copy_mode: Option<CopyMode>,
     /// Copies of GPU memory that `cuMemMap` mapped are made in a CUDA context of their own, by all
@@ -64,6 +66,7 @@ impl DeviceConfig {
             faults: FaultConfig::default(),
             start: None,
             pcap: None,
+            view: None,
             copy_mode: None,
             separate_gpu_context: false,
             spin: SPIN,
@@ -104,6 +107,7 @@ impl DeviceConfig {
     /// - `DOORBELL_FAULTS`: the faults, such as `drop=0.05,seed=7` ([`FaultConfig`]); those after a
     ///   semicolon and a device's name are of this device alone, as in `drop=0.05;soft1:rate=1Gb`;
     /// - `DOORBELL_START`: [`start`](Self::start);
+    /// - `DOORBELL_VIEW`: [`view`](Self::view);
     /// - `DOORBELL_PCAP`: the capture file; each of several devices adds its name, as in
     ///   `file-soft1.pcap`.
     ///
@@ -160,6 +164,7 @@ impl DeviceConfig {
             let invalid = |_| ConfigError::new("DOORBELL_START", &value, "is not a time in nanoseconds");
             pattern.start = Some(value.parse().map_err(invalid)?);
         }
+        pattern.view = set("DOORBELL_VIEW").map(PathBuf::from);
         pattern.pcap = set("DOORBELL_PCAP").map(PathBuf::from);
         let mut devices = match set("DOORBELL_SOFT_ADDR") {
             Some(addresses) => pattern.at_each(&addresses)?,

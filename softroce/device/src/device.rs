@@ -15,6 +15,7 @@ use doorbell_roce_proto::{Counters, Endpoint, EndpointConfig, Gid, Mtu, NumberKe
 use crate::clock::ticks;
 use crate::cm::{ConnectionManager, Connections};
 use crate::config::{DeviceConfig, LinkChoice};
+use crate::counters::CounterFiles;
 use crate::drive::Shared;
 use crate::event::{Event, EventQueue};
 use crate::host::{Flags, Host};
@@ -122,9 +123,9 @@ pub struct DeviceInfo {
     pub address: SocketAddr,
     /// The GID of the address.
     pub gid: Gid,
-    /// The largest path MTU of its interface.
+    /// The largest path MTU of its interface when it was opened.
     pub mtu: Mtu,
-    /// The MTU of its interface in bytes.
+    /// The MTU of its interface in bytes, at that time.
     pub netdev_mtu: u32,
 }
 
@@ -230,7 +231,9 @@ impl Device {
         let progress = doorbell_threads::spawn(format!("{}-progress", config.name), {
             let (shared, host, files) = (Arc::clone(&shared), Arc::clone(&host), link.files);
             let spin = config.spin;
-            move || progress::run(&shared, &host, files, link.port, spin)
+            let view = config.view.as_deref();
+            let counters = view.and_then(|view| CounterFiles::open(view, &config.name, shared.now()));
+            move || progress::run(&shared, &host, (files, link.port), counters, spin)
         })
         .map_err(|source| OpenError::Thread {
             device: device(),
@@ -252,6 +255,11 @@ impl Device {
     /// Its properties.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    /// The largest path MTU of its interface now.
+    pub fn mtu(&self) -> Mtu {
+        self.port().mtu.unwrap_or(self.info.mtu)
     }
 
     /// The state of its port.

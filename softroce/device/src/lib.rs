@@ -11,6 +11,7 @@
 pub mod clock;
 pub mod cm;
 mod config;
+mod counters;
 mod cq;
 mod device;
 mod direct;
@@ -36,6 +37,7 @@ pub use direct::fuzzing as fuzzing_direct;
 pub use doorbell_roce_proto::Counters;
 
 pub use config::{ConfigError, DeviceConfig, LinkChoice};
+pub use counters::COUNTER_FILES;
 pub use cq::{Cq, CqConfig, CqNotify, Overrun};
 pub use device::{Device, DeviceInfo, LimitError, OpenError};
 pub use event::{Event, EventOwner, EventQueue, PortEvent, QpEvent, Token};

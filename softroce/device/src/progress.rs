@@ -20,6 +20,7 @@ use std::time::{Duration, Instant as Clock};
 use doorbell_roce_proto::Instant;
 use nix::sys::prctl;
 
+use crate::counters::CounterFiles;
 use crate::drive::Shared;
 use crate::gpu::FreesDeferred;
 use crate::host::Host;
@@ -50,10 +51,20 @@ const PORT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// How often a thread that does not sleep polls the group: a third of a microsecond if empty.
 const HOST_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
-pub(crate) fn run(shared: &Arc<Shared>, host: &Host, files: LinkFiles, port: Port, spin: Duration) {
+pub(crate) fn run(
+    shared: &Arc<Shared>,
+    host: &Host,
+    (files, port): (LinkFiles, Port),
+    counters: Option<CounterFiles>,
+    spin: Duration,
+) {
     // Kernels wait for this thread.
     let _deferred = FreesDeferred::on_this_thread();
-    let body = AssertUnwindSafe(|| Progress::new(shared, host, files, port, spin).run());
+    let body = AssertUnwindSafe(|| {
+        let mut progress = Progress::new(shared, host, files, port, spin);
+        progress.counters = counters;
+        progress.run();
+    });
     // A panic here is a bug. Peers would wait without an error; the application is notified.
     if catch_unwind(body).is_err() {
         tracing::error!("the soft device's progress thread panicked");
@@ -66,6 +77,7 @@ struct Progress<'a> {
     host: &'a Host,
     files: LinkFiles,
     port: Port,
+    counters: Option<CounterFiles>,
     port_poll_at: Instant,
     host_poll_at: Instant,
     spin: Duration,
@@ -86,6 +98,7 @@ impl<'a> Progress<'a> {
             host,
             files,
             port,
+            counters: None,
             port_poll_at: now,
             host_poll_at: now,
             spin,
@@ -103,12 +116,14 @@ impl<'a> Progress<'a> {
         while !self.shared.wakeup.has(Reasons::STOP) {
             self.step();
         }
+        self.write_counters();
     }
 
     fn step(&mut self) {
         let now = self.shared.now();
         self.poll_port(now);
         self.poll_host(now);
+        self.poll_counters(now);
         let backing_off = now < self.backoff_until;
         if self.app_is_polling(now) {
             if now - self.polling_since > APP_POLLING_MIN {
@@ -134,6 +149,19 @@ impl<'a> Progress<'a> {
         self.port_poll_at = now + PORT_POLL_INTERVAL;
         if let Some(state) = self.port.changed() {
             self.shared.set_port(state);
+        }
+    }
+
+    fn poll_counters(&mut self, now: Instant) {
+        if self.counters.as_ref().is_some_and(|counters| counters.is_due(now)) {
+            self.write_counters();
+        }
+    }
+
+    fn write_counters(&mut self) {
+        if let Some(counters) = &mut self.counters {
+            let counted = *self.shared.core.lock().endpoint.counters();
+            counters.write(&counted, self.shared.now());
         }
     }
 
@@ -188,6 +216,7 @@ impl<'a> Progress<'a> {
             let now = self.shared.now();
             self.poll_port(now);
             self.poll_host(now);
+            self.poll_counters(now);
             if !inside && self.drives.wrapping_sub(before) < wanted {
                 break;
             }
@@ -218,8 +247,14 @@ impl<'a> Progress<'a> {
         let until = take_over.map(|at| at.saturating_duration_since(Clock::now()));
         let sources = self.files.sources(self.host.pollfd());
         let outage = self.port.next_change();
-        match sleep.commit(&sources, timeout.into_iter().chain(until).chain(outage).min()) {
+        let counters = self.counters.as_ref().and_then(CounterFiles::sleep_until);
+        let counters = counters.map(|due| due - self.shared.now());
+        let timeout = timeout.into_iter().chain(until).chain(outage).chain(counters).min();
+        match sleep.commit(&sources, timeout) {
             Ok(woken) => {
+                if let Some(counters) = &mut self.counters {
+                    counters.wake(self.shared.now());
+                }
                 if woken.port || outage.is_some() {
                     self.port_poll_at = Instant::ZERO;
                 }

@@ -1,11 +1,13 @@
 //! Conversion of queue pair attributes between the C struct and the engine's.
 
+use doorbell_roce_proto::memory::Placement;
 use doorbell_roce_proto::qp::{Attributes, GidsUsed, Modify, Path, RemoteAccess, State};
 use doorbell_roce_proto::{Gid, Mtu, Psn, Qpn};
-use doorbell_softroce::{DeviceInfo, capacity};
+use doorbell_softroce::{Device, DeviceInfo, capacity};
 use doorbell_verbs_sys::*;
 
 use crate::gids::gid_table;
+use crate::placement::{IBV_ACCESS_FLUSH_GLOBAL, IBV_ACCESS_FLUSH_PERSISTENT};
 use crate::query::PORT;
 
 /// Without IBV_QP_ALT_PATH, IBV_QP_CAP and IBV_QP_RATE_LIMIT, which a soft device lacks.
@@ -53,7 +55,7 @@ pub(crate) enum AttributeError {
     Migration,
 }
 
-pub(crate) fn to_modify(attr: &ibv_qp_attr, mask: u32, device: &DeviceInfo) -> Result<Modify, AttributeError> {
+pub(crate) fn to_modify(attr: &ibv_qp_attr, mask: u32, device: &Device) -> Result<Modify, AttributeError> {
     let given = |bit: u32| mask & bit != 0;
     if given(!SUPPORTED) {
         return Err(AttributeError::Unsupported(mask & !SUPPORTED));
@@ -81,9 +83,11 @@ pub(crate) fn to_modify(attr: &ibv_qp_attr, mask: u32, device: &DeviceInfo) -> R
         pkey_index: given(IBV_QP_PKEY_INDEX).then_some(attr.pkey_index),
         port: given(IBV_QP_PORT).then_some(attr.port_num),
         access: given(IBV_QP_ACCESS_FLAGS).then(|| to_access(attr.qp_access_flags)),
-        path: given(IBV_QP_AV).then(|| to_path(&attr.ah_attr, device)).transpose()?,
+        path: given(IBV_QP_AV)
+            .then(|| to_path(&attr.ah_attr, device.info()))
+            .transpose()?,
         path_mtu: given(IBV_QP_PATH_MTU)
-            .then(|| to_mtu(attr.path_mtu, device.mtu))
+            .then(|| to_mtu(attr.path_mtu, device.mtu()))
             .transpose()?,
         qkey: given(IBV_QP_QKEY).then_some(attr.qkey),
         dest_qpn: given(IBV_QP_DEST_QPN).then(|| Qpn::new(attr.dest_qp_num)),
@@ -117,6 +121,10 @@ fn to_access(flags: u32) -> RemoteAccess {
         read: flags & IBV_ACCESS_REMOTE_READ != 0,
         write: flags & IBV_ACCESS_REMOTE_WRITE != 0,
         atomic: flags & IBV_ACCESS_REMOTE_ATOMIC != 0,
+        flush: Placement {
+            global: flags & IBV_ACCESS_FLUSH_GLOBAL != 0,
+            persistent: flags & IBV_ACCESS_FLUSH_PERSISTENT != 0,
+        },
     }
 }
 
@@ -213,6 +221,8 @@ fn from_access(access: RemoteAccess) -> u32 {
     bit(access.read, IBV_ACCESS_REMOTE_READ)
         | bit(access.write, IBV_ACCESS_REMOTE_WRITE)
         | bit(access.atomic, IBV_ACCESS_REMOTE_ATOMIC)
+        | bit(access.flush.global, IBV_ACCESS_FLUSH_GLOBAL)
+        | bit(access.flush.persistent, IBV_ACCESS_FLUSH_PERSISTENT)
 }
 
 fn from_path(path: Option<&Path>) -> ibv_ah_attr {

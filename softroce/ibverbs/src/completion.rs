@@ -17,6 +17,7 @@ use crate::context::{Context, acknowledge, await_acknowledged, next_handle};
 use crate::errno;
 use crate::event::{from_token, token_of};
 use crate::extended_cq::Poll;
+use crate::placement::IBV_WC_FLUSH;
 use crate::protection::errno_of_limit;
 
 #[repr(C)]
@@ -322,6 +323,8 @@ pub(crate) fn to_wc(completion: &Completion) -> ibv_wc {
             CompletionOpcode::FetchAdd => IBV_WC_FETCH_ADD,
             CompletionOpcode::BindWindow => IBV_WC_BIND_MW,
             CompletionOpcode::LocalInvalidate => IBV_WC_LOCAL_INV,
+            CompletionOpcode::Flush => IBV_WC_FLUSH,
+            CompletionOpcode::AtomicWrite => IBV_WC_ATOMIC_WRITE,
             CompletionOpcode::Receive => IBV_WC_RECV,
             CompletionOpcode::ReceiveWriteImm => IBV_WC_RECV_RDMA_WITH_IMM,
         };

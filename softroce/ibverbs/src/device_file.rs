@@ -72,8 +72,11 @@ impl DeviceFile {
             .ok_or(libc::EOPNOTSUPP)
     }
 
-    /// The object with this handle, if it is of this type.
+    /// The object with this handle, if it is of this type. A child of fork(2) has none.
     pub(crate) fn object<T: Send + Sync + 'static>(&self, handle: u32) -> Option<Arc<Object<T>>> {
+        if self.process != process::id() {
+            return None;
+        }
         let found = self.objects.lock().get(&handle)?.upgrade()?;
         found.downcast().ok()
     }

@@ -22,6 +22,7 @@ mod event;
 mod extended_cq;
 mod gids;
 mod multicast;
+mod placement;
 mod post;
 mod protection;
 mod query;

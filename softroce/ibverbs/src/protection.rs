@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use crate::context::Context;
 use crate::device_file::Object;
 use crate::domain::SoftPd;
+use crate::placement::{IBV_ACCESS_FLUSH_GLOBAL, IBV_ACCESS_FLUSH_PERSISTENT};
 use crate::post::to_sge;
 use crate::{device_memory, errno};
 
@@ -94,7 +95,12 @@ impl Access {
             | IBV_ACCESS_MW_BIND
             | IBV_ACCESS_ZERO_BASED
             | IBV_ACCESS_ON_DEMAND
-            | IBV_ACCESS_HUGETLB;
+            | IBV_ACCESS_HUGETLB
+            | IBV_ACCESS_FLUSH_GLOBAL;
+        // As rxe, for memory that is not persistent.
+        if flags & IBV_ACCESS_FLUSH_PERSISTENT != 0 {
+            return Err(libc::EINVAL);
+        }
         if flags & !(KNOWN | OPTIONAL) != 0 {
             return Err(libc::EOPNOTSUPP);
         }
@@ -104,6 +110,7 @@ impl Access {
                 remote_write: flags & IBV_ACCESS_REMOTE_WRITE != 0,
                 remote_read: flags & IBV_ACCESS_REMOTE_READ != 0,
                 remote_atomic: flags & IBV_ACCESS_REMOTE_ATOMIC != 0,
+                flush_global: flags & IBV_ACCESS_FLUSH_GLOBAL != 0,
                 bind: flags & IBV_ACCESS_MW_BIND != 0,
                 on_demand: flags & IBV_ACCESS_ON_DEMAND != 0,
             },

@@ -19,6 +19,7 @@ use doorbell_verbs_sys::{
 use crate::context::Context;
 use crate::errno;
 use crate::gids::{GID_TABLE_LEN, gid_table};
+use crate::placement::{IBV_DEVICE_ATOMIC_WRITE, IBV_DEVICE_FLUSH_GLOBAL};
 
 pub(crate) const PORT: u8 = 1;
 
@@ -83,7 +84,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     attributes.max_dm_size = capacity::DEVICE_MEMORY as u64;
     attributes.cq_mod_caps.max_cq_count = u16::MAX;
     attributes.cq_mod_caps.max_cq_period = u16::MAX;
-    attributes.device_cap_flags_ex = u64::from(attributes.orig_attr.device_cap_flags);
+    attributes.device_cap_flags_ex =
+        u64::from(attributes.orig_attr.device_cap_flags) | IBV_DEVICE_FLUSH_GLOBAL | IBV_DEVICE_ATOMIC_WRITE;
     attributes.phys_port_cnt_ex = u32::from(attributes.orig_attr.phys_port_cnt);
     // SAFETY: the caller's struct has `attr_size` bytes.
     unsafe {
@@ -171,7 +173,7 @@ fn device_attributes(context: &Context) -> ibv_device_attr {
 fn port_attributes(context: &Context) -> ibv_port_attr {
     // SAFETY: all-zero is an ibv_port_attr: it has integers only.
     let mut attr: ibv_port_attr = unsafe { MaybeUninit::zeroed().assume_init() };
-    let mtu = context.device.info().mtu as u32;
+    let mtu = context.device.mtu() as u32;
     (attr.state, attr.phys_state) = if context.device.port().active {
         (IBV_PORT_ACTIVE, PHYSICAL_LINK_UP)
     } else {

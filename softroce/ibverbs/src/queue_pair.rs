@@ -20,13 +20,14 @@ use crate::completion::SoftCq;
 use crate::context::{Context, await_acknowledged, next_handle};
 use crate::domain::SoftPd;
 use crate::event::token_of;
+use crate::placement::ExtendedQp;
 use crate::shared_receive::SoftSrq;
 use crate::wr::{self, Stage};
 use crate::{attributes, errno, xrc};
 
 #[repr(C)]
 pub(crate) struct SoftQp {
-    base: ibv_qp_ex,
+    base: ExtendedQp,
     stage: Option<Stage>,
     /// Dropped before the rest, which must stay allocated until the last event is acknowledged.
     pub(crate) qp: ManuallyDrop<Qp>,
@@ -289,7 +290,7 @@ pub(crate) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
     let mask = mask as u32;
     // SAFETY: both are live and `qp` ours by contract.
     let (soft, attr) = unsafe { (SoftQp::handle(qp), &*attr) };
-    let modify = match attributes::to_modify(attr, mask, soft.device().info()) {
+    let modify = match attributes::to_modify(attr, mask, soft.device()) {
         Ok(modify) => modify,
         Err(refused) => {
             tracing::debug!("ibv_modify_qp: {refused}");

@@ -126,6 +126,7 @@ unsafe fn bind_of(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Result
             read: flags & IBV_ACCESS_REMOTE_READ != 0,
             write: flags & IBV_ACCESS_REMOTE_WRITE != 0,
             atomic: flags & IBV_ACCESS_REMOTE_ATOMIC != 0,
+            ..RemoteAccess::default()
         },
         zero_based: flags & IBV_ACCESS_ZERO_BASED != 0,
     })

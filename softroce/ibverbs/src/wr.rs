@@ -9,7 +9,7 @@
 //! deadlocks. Calls of operations not requested at creation are null pointers, as with rxe.
 //!
 //! To add an operation: a row in [`operations_of`], a pointer in [`with_calls`], and its function
-//! beside [`send`].
+//! beside [`send`]; those that rdma-core appended later are in [`placement`](crate::placement).
 
 use core::ffi::{c_int, c_void};
 use std::cell::UnsafeCell;
@@ -24,14 +24,16 @@ use doorbell_roce_proto::work::{Destination, Operation, Payload, PostError, Remo
 use doorbell_roce_proto::{Qpn, RKey};
 use doorbell_softroce::Posting;
 use doorbell_verbs_sys::{
-    IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_QP_EX_WITH_BIND_MW,
-    IBV_QP_EX_WITH_LOCAL_INV, IBV_QP_EX_WITH_RDMA_READ, IBV_QP_EX_WITH_RDMA_WRITE, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM,
-    IBV_QP_EX_WITH_SEND, IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_QP_EX_WITH_SEND_WITH_INV, IBV_SEND_FENCE, IBV_SEND_SIGNALED,
-    IBV_SEND_SOLICITED, ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_sge,
+    IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_QP_EX_WITH_ATOMIC_WRITE,
+    IBV_QP_EX_WITH_BIND_MW, IBV_QP_EX_WITH_LOCAL_INV, IBV_QP_EX_WITH_RDMA_READ, IBV_QP_EX_WITH_RDMA_WRITE,
+    IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, IBV_QP_EX_WITH_SEND, IBV_QP_EX_WITH_SEND_WITH_IMM,
+    IBV_QP_EX_WITH_SEND_WITH_INV, IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, ibv_ah, ibv_data_buf, ibv_mw,
+    ibv_mw_bind_info, ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_sge,
 };
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 
+use crate::placement::{ExtendedQp, IBV_QP_EX_WITH_FLUSH, atomic_write, flush};
 use crate::post::{errno_of, to_sge};
 use crate::queue_pair::SoftQp;
 use crate::{address, window};
@@ -42,7 +44,8 @@ pub(crate) fn operations_of(transport: Transport) -> u64 {
     let writes = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
     let atomics = IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
     let windows = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV;
-    let reliable = IBV_QP_EX_WITH_RDMA_READ | atomics | IBV_QP_EX_WITH_SEND_WITH_INV;
+    let placement = IBV_QP_EX_WITH_FLUSH | IBV_QP_EX_WITH_ATOMIC_WRITE;
+    let reliable = IBV_QP_EX_WITH_RDMA_READ | atomics | IBV_QP_EX_WITH_SEND_WITH_INV | placement;
     u64::from(match transport {
         Transport::Rc | Transport::Xrc => sends | writes | windows | reliable,
         Transport::Uc => sends | writes | windows,
@@ -61,13 +64,14 @@ pub(crate) const fn remote_srq(number: u32) -> Remote {
     })
 }
 
-pub(crate) fn with_calls(qp_base: ibv_qp, operations: Option<u64>, transport: Transport) -> ibv_qp_ex {
+pub(crate) fn with_calls(qp_base: ibv_qp, operations: Option<u64>, transport: Transport) -> ExtendedQp {
     // SAFETY: all-zero is a valid ibv_qp_ex: integers, null pointers and function pointers that are
     // `None`. The mutex and condition are overwritten by those of `qp_base`.
     let mut qp: ibv_qp_ex = unsafe { MaybeUninit::zeroed().assume_init() };
     qp.qp_base = qp_base;
     let Some(operations) = operations else {
-        return qp;
+        let (base, wr_flush) = (qp, None);
+        return ExtendedQp { base, wr_flush };
     };
     let requested = |operation: u32| operations & u64::from(operation) != 0;
     macro_rules! call {
@@ -89,6 +93,7 @@ pub(crate) fn with_calls(qp_base: ibv_qp, operations: Option<u64>, transport: Tr
     call!(wr_bind_mw, IBV_QP_EX_WITH_BIND_MW, bind_mw);
     call!(wr_local_inv, IBV_QP_EX_WITH_LOCAL_INV, local_inv);
     call!(wr_send_inv, IBV_QP_EX_WITH_SEND_WITH_INV, send_inv);
+    call!(wr_atomic_write, IBV_QP_EX_WITH_ATOMIC_WRITE, atomic_write);
     qp.wr_set_sge = Some(set_sge);
     qp.wr_set_sge_list = Some(set_sge_list);
     qp.wr_set_inline_data = Some(set_inline_data);
@@ -101,7 +106,10 @@ pub(crate) fn with_calls(qp_base: ibv_qp, operations: Option<u64>, transport: Tr
     qp.wr_start = Some(start);
     qp.wr_complete = Some(complete);
     qp.wr_abort = Some(abort);
-    qp
+    ExtendedQp {
+        base: qp,
+        wr_flush: requested(IBV_QP_EX_WITH_FLUSH).then_some(flush),
+    }
 }
 
 /// The staged requests of a queue pair, behind the lock that a batch holds.
@@ -349,11 +357,18 @@ unsafe fn change(qp: *mut ibv_qp_ex, change: impl FnOnce(&mut Batch)) {
 
 /// # Safety
 /// As for [`change`].
-unsafe fn begin(qp: *mut ibv_qp_ex, operation: Operation) {
+pub(crate) unsafe fn begin(qp: *mut ibv_qp_ex, operation: Operation) {
     // SAFETY: live by contract; only the caller writes the two while its batch is open.
     let (wr_id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
     // SAFETY: the same contract.
     unsafe { change(qp, |batch| batch.begin(wr_id, flags, operation)) };
+}
+
+/// # Safety
+/// As for [`change`].
+pub(crate) unsafe fn refuse(qp: *mut ibv_qp_ex, why: PostError) {
+    // SAFETY: the same contract.
+    unsafe { change(qp, |batch| batch.refuse(why)) };
 }
 
 unsafe extern "C" fn send(qp: *mut ibv_qp_ex) {
@@ -384,7 +399,7 @@ unsafe extern "C" fn bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, bin
     unsafe {
         match window::posted_bind(mw, rkey, &*bind_info) {
             Ok(bind) => begin(qp, Operation::Bind(bind)),
-            Err(why) => change(qp, |batch| batch.refuse(why)),
+            Err(why) => refuse(qp, why),
         }
     }
 }

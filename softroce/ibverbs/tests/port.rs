@@ -53,6 +53,12 @@ fn set_up(up: bool) {
     });
 }
 
+fn set_mtu(mtu: i32) {
+    ioctl(libc::SIOCSIFMTU, |ifreq| {
+        ifreq.ifr_ifru.ifru_mtu = mtu;
+    });
+}
+
 /// Adds or removes an address of the loopback interface, by rtnetlink(7).
 fn set_address(address: Ipv4Addr, there: bool) {
     const REQUEST: libc::c_int = libc::NLM_F_REQUEST | libc::NLM_F_ACK;
@@ -101,11 +107,15 @@ fn next_event(context: *mut ibv_context) -> ibv_event_type {
 }
 
 fn port_state(context: *mut ibv_context) -> ibv_port_state {
+    port(context).state
+}
+
+fn port(context: *mut ibv_context) -> ibv_port_attr {
     let mut port = MaybeUninit::<ibv_port_attr>::uninit();
     // SAFETY: live; filled on success.
     unsafe {
         assert_eq!(inline::query_port(api(), context, 1, port.as_mut_ptr()), 0);
-        port.assume_init().state
+        port.assume_init()
     }
 }
 
@@ -160,6 +170,15 @@ fn inside() {
         set_up(true);
         events(IBV_EVENT_PORT_ACTIVE);
         assert_eq!(port_state(two), IBV_PORT_ACTIVE);
+    }
+    // As on rxe, no event: the next query has it.
+    for (netdev, expected) in [(1500, IBV_MTU_1024), (4200, IBV_MTU_4096), (600, IBV_MTU_512)] {
+        set_mtu(netdev);
+        let since = std::time::Instant::now();
+        while port(one).active_mtu != expected {
+            assert!(since.elapsed().as_secs() < 20, "MTU {netdev}: {}", port(one).active_mtu);
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
     }
     set_address(address, false);
     events(IBV_EVENT_GID_CHANGE);

@@ -127,6 +127,7 @@ fn connected() -> [Node; 2] {
             read: true,
             write: true,
             atomic: true,
+            ..RemoteAccess::default()
         };
         let path = Path::new(ADDRESSES[at], ADDRESSES[1 - at]);
         let steps = [

@@ -8,6 +8,10 @@ pub struct Counters {
     pub rx_packets: u64,
     /// Packets written.
     pub tx_packets: u64,
+    /// Their bytes, payload by reference included; and of direct requests those written.
+    pub tx_bytes: u64,
+    /// Bytes of the packets received; and of direct requests those read.
+    pub rx_bytes: u64,
     /// Refused: not a valid packet, or of another transport than its queue pair.
     pub malformed: u64,
     /// Refused: no such queue pair, or not in a receiving state.
@@ -48,4 +52,18 @@ pub struct Counters {
     pub timeouts: u64,
     /// Requests carried out in the peer's memory, without a packet.
     pub direct_requests: u64,
+}
+
+impl Counters {
+    #[inline]
+    pub(crate) fn sent(&mut self, bytes: usize) {
+        self.tx_packets += 1;
+        self.tx_bytes += bytes as u64;
+    }
+
+    #[inline]
+    pub(crate) fn received(&mut self, bytes: usize) {
+        self.rx_packets += 1;
+        self.rx_bytes += bytes as u64;
+    }
 }

@@ -313,7 +313,7 @@ impl Endpoint {
     /// malformed, fails its ICRC or has no queue pair only increments a counter.
     pub fn handle_datagram<M: Memory>(&mut self, now: Instant, datagram: &Datagram<'_>, memory: &mut M) {
         let counters = &mut self.out.counters;
-        counters.rx_packets += 1;
+        counters.received(datagram.payload.len());
         let packet = match Packet::parse(datagram.payload) {
             Ok(packet) => packet,
             Err(_) => {
@@ -389,7 +389,7 @@ impl Endpoint {
         memory: &mut M,
     ) {
         let counters = &mut self.out.counters;
-        counters.rx_packets += 1;
+        counters.received(packet.headers.len() + packet.len);
         let Ok((bth, extension)) = wire::parse_headers(packet.headers, packet.len) else {
             counters.malformed += 1;
             return;
@@ -461,7 +461,7 @@ impl Endpoint {
     pub fn poll_transmit<M: Memory>(&mut self, now: Instant, memory: &mut M, buf: &mut [u8]) -> Option<Transmit> {
         if let Some((len, path)) = self.gsi.transmit(buf) {
             self.last_sent = None;
-            self.out.counters.tx_packets += 1;
+            self.out.counters.sent(len);
             return Some(Transmit::new(GSI, &path, len));
         }
         self.next_transmit(now, memory, buf, false)
@@ -476,7 +476,7 @@ impl Endpoint {
         }
         let len = self.qps.get_mut(index)?.transmit_middle(memory, buf, &mut self.out)?;
         self.active.burst_left -= 1;
-        self.out.counters.tx_packets += 1;
+        self.out.counters.sent(len);
         Some(len)
     }
 
@@ -542,7 +542,7 @@ impl Endpoint {
                 qp.end_burst(false);
                 self.active.end_burst(false);
             }
-            self.out.counters.tx_packets += 1;
+            self.out.counters.sent(written.len + written.by_ref as usize);
             return Some(transmit);
         }
         None

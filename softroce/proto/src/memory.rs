@@ -105,6 +105,43 @@ pub enum AtomicOp {
     },
 }
 
+/// Where data must be before a FLUSH completes (IBTA vol 1, annex A19), or may be required to be.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Placement {
+    /// Visible to all that access the memory.
+    pub global: bool,
+    /// Kept by the memory without power.
+    pub persistent: bool,
+}
+
+impl Placement {
+    /// Neither.
+    pub const NONE: Self = Self {
+        global: false,
+        persistent: false,
+    };
+
+    /// Whether `granted` has all of it.
+    pub const fn is_within(self, granted: Self) -> bool {
+        (granted.global || !self.global) && (granted.persistent || !self.persistent)
+    }
+}
+
+/// A FLUSH: what earlier requests of its queue pair wrote to this memory is placed as required.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Flush {
+    /// Remote virtual address.
+    pub addr: u64,
+    /// Remote key.
+    pub rkey: RKey,
+    /// Length in bytes.
+    pub len: u32,
+    /// All of the region: address and length are not used.
+    pub whole_region: bool,
+    /// The placement required.
+    pub placement: Placement,
+}
+
 /// Registered memory: checks of keys, ranges and rights, and copies.
 ///
 /// Every method checks the key, the protection domain (and the queue pair, for the key of a window
@@ -198,6 +235,37 @@ pub trait Memory {
         addr: u64,
         op: AtomicOp,
     ) -> Result<u64, AccessError>;
+
+    /// Stores `word` in the 8 aligned bytes at `addr` at once, for a peer's atomic WRITE. Needs the
+    /// right to WRITE. The default is for where [`remote_write`](Self::remote_write) does so.
+    ///
+    /// # Errors
+    /// When the right is missing, or the memory cannot be written at once.
+    fn remote_atomic_write(
+        &mut self,
+        context: AccessContext,
+        rkey: RKey,
+        addr: u64,
+        word: [u8; 8],
+    ) -> Result<(), AccessError> {
+        self.remote_write(context, rkey, addr, &word)
+    }
+
+    /// As [`remote_atomic_write`](Self::remote_atomic_write), from the current packet's payload.
+    ///
+    /// # Errors
+    /// When that fails, or the payload cannot be read.
+    fn remote_atomic_write_by_ref(&mut self, context: AccessContext, rkey: RKey, addr: u64) -> Result<(), CopyError> {
+        self.remote_write_by_ref(context, rkey, addr, size_of::<u64>())
+    }
+
+    /// Executes a peer's FLUSH. The range is checked even if it is empty, as is the key.
+    ///
+    /// # Errors
+    /// When range or right do not permit it: always, without an implementation.
+    fn remote_flush(&mut self, _context: AccessContext, _flush: &Flush) -> Result<(), AccessError> {
+        Err(AccessError)
+    }
 
     /// Binds a memory window: its old key becomes invalid, the new one grants the requested access.
     ///

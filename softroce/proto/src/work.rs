@@ -1,6 +1,6 @@
 //! Work requests and work completions (IBTA vol 1, 10.8 and 11.4).
 
-use crate::memory::{AtomicOp, Bind, Sge};
+use crate::memory::{AtomicOp, Bind, Flush, Sge};
 use crate::qp::Path;
 use crate::wire::XrcEth;
 use crate::{Qpn, RKey};
@@ -62,6 +62,17 @@ pub enum Operation {
         /// The operation.
         op: AtomicOp,
     },
+    /// Atomic WRITE of 8 bytes, without a payload of its own (IBTA vol 1, annex A19).
+    AtomicWrite {
+        /// Remote virtual address, a multiple of 8.
+        addr: u64,
+        /// Remote key.
+        rkey: RKey,
+        /// The bytes, in the order of the memory.
+        word: [u8; 8],
+    },
+    /// FLUSH, without a payload.
+    Flush(Flush),
     /// Binds a memory window: executed locally, before any later request begins.
     Bind(Bind),
     /// Local invalidate of a window's key: executed locally, before any later request begins.
@@ -77,6 +88,21 @@ impl Operation {
         matches!(self, Self::Bind(_) | Self::Invalidate { .. })
     }
 
+    /// Whether it has no SGEs and no inline data.
+    pub(crate) const fn is_without_payload(&self) -> bool {
+        self.is_local() || matches!(self, Self::AtomicWrite { .. } | Self::Flush(_))
+    }
+
+    /// Whether a response completes it that is counted as outstanding (`max_rd_atomic`), not an
+    /// ACK: READ responses, without payload for an atomic WRITE and a FLUSH, or an atomic ACK.
+    pub(crate) const fn awaits_data(&self) -> bool {
+        self.awaits_read_response() || matches!(self, Self::Atomic { .. })
+    }
+
+    pub(crate) const fn awaits_read_response(&self) -> bool {
+        matches!(self, Self::Read { .. } | Self::AtomicWrite { .. } | Self::Flush(_))
+    }
+
     pub(crate) const fn completion_opcode(&self) -> CompletionOpcode {
         match self {
             Self::Send { .. } | Self::SendInvalidate { .. } => CompletionOpcode::Send,
@@ -86,6 +112,8 @@ impl Operation {
                 AtomicOp::CompareSwap { .. } => CompletionOpcode::CompareSwap,
                 AtomicOp::FetchAdd { .. } => CompletionOpcode::FetchAdd,
             },
+            Self::AtomicWrite { .. } => CompletionOpcode::AtomicWrite,
+            Self::Flush(_) => CompletionOpcode::Flush,
             Self::Bind(_) => CompletionOpcode::BindWindow,
             Self::Invalidate { .. } => CompletionOpcode::LocalInvalidate,
         }
@@ -157,8 +185,8 @@ pub enum PostError {
     /// The queue is full (`ENOMEM`).
     Full,
     /// `EINVAL`: an operation that the transport lacks, too many SGEs, inline data too long or not
-    /// allowed, a message over 2^31 bytes, an atomic not of one 8-byte SGE, a payload for a local
-    /// operation, or a receive for a queue pair with a shared receive queue.
+    /// allowed, a message or FLUSH over 2^31 bytes, an atomic not of one 8-byte SGE, a payload for
+    /// an operation without one, or a receive for a queue pair with a shared receive queue.
     Invalid,
 }
 
@@ -214,6 +242,10 @@ pub enum CompletionOpcode {
     BindWindow = 5,
     /// Local invalidate.
     LocalInvalidate = 6,
+    /// FLUSH.
+    Flush = 8,
+    /// Atomic WRITE.
+    AtomicWrite = 9,
     /// A receive, by SEND.
     Receive = 128,
     /// A receive, by RDMA WRITE with immediate.

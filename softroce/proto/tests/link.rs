@@ -16,6 +16,8 @@ mod flow;
 mod link_only;
 #[path = "operations.rs"]
 mod operations;
+#[path = "placement.rs"]
+mod placement;
 #[path = "random.rs"]
 mod random;
 #[path = "recovery.rs"]

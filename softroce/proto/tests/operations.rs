@@ -7,8 +7,8 @@ use doorbell_roce_proto::memory::{AtomicOp, Sge};
 use doorbell_roce_proto::work::{CompletionOpcode, Payload, SendRequest, Status};
 
 use util::{
-    Fate, Pair, RECV_CQ, SEND_CQ, Setup, atomic_on, pattern, read_from, receive_of, request, send, write_operation,
-    write_to,
+    Fate, Pair, RECV_CQ, SEND_CQ, Setup, atomic_on, atomic_write_to, flush_of, pattern, read_from, receive_of, request,
+    send, write_operation, write_to,
 };
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,9 +20,11 @@ enum Kind {
     Read,
     CompareSwap,
     FetchAdd,
+    AtomicWrite,
+    Flush,
 }
 
-const KINDS: [Kind; 7] = [
+const KINDS: [Kind; 9] = [
     Kind::Send,
     Kind::SendImm,
     Kind::Write,
@@ -30,6 +32,8 @@ const KINDS: [Kind; 7] = [
     Kind::Read,
     Kind::CompareSwap,
     Kind::FetchAdd,
+    Kind::AtomicWrite,
+    Kind::Flush,
 ];
 
 fn sizes(mtu: Mtu) -> [usize; 6] {
@@ -50,7 +54,7 @@ struct Conversation {
 impl Conversation {
     fn new(kind: Kind, size: usize, setup: Setup) -> Self {
         let mut pair = Pair::connected(setup);
-        let size = if matches!(kind, Kind::CompareSwap | Kind::FetchAdd) {
+        let size = if matches!(kind, Kind::CompareSwap | Kind::FetchAdd | Kind::AtomicWrite) {
             8
         } else {
             size
@@ -106,6 +110,8 @@ impl Conversation {
                 },
             ),
             Kind::FetchAdd => atomic_on(2, local, remote, AtomicOp::FetchAdd { add: u64::MAX }),
+            Kind::AtomicWrite => atomic_write_to(2, remote, 77u64.to_ne_bytes()),
+            Kind::Flush => flush_of(2, remote),
         }
     }
 
@@ -178,9 +184,13 @@ impl Conversation {
             Kind::Read => (self.before.clone(), self.before.clone()),
             Kind::CompareSwap => (self.before.clone(), 99u64.to_ne_bytes().to_vec()),
             Kind::FetchAdd => (self.before.clone(), self.word().wrapping_sub(1).to_ne_bytes().to_vec()),
+            Kind::AtomicWrite => (ours, 77u64.to_ne_bytes().to_vec()),
+            Kind::Flush => (ours, self.before.clone()),
         };
         assert_eq!(pair.bytes(0, self.local), at_home, "{context}");
         assert_eq!(pair.bytes(1, self.remote), away, "{context}");
+        let flushes = usize::from(*kind == Kind::Flush);
+        assert_eq!(pair.nodes[1].memory.flushed.len(), flushes, "{context}");
     }
 }
 

@@ -28,7 +28,7 @@ use std::env;
 use explore::{Scenario, explore};
 use model::Op;
 
-const OPS: [Op; 7] = [
+const OPS: [Op; 8] = [
     Op::Send(1),
     Op::Send(3),
     Op::Write(2),
@@ -36,6 +36,7 @@ const OPS: [Op; 7] = [
     Op::Read(1),
     Op::Read(3),
     Op::FetchAdd,
+    Op::AtomicWrite,
 ];
 
 /// Whether all scenarios are explored, with the most faults, and not a selection.

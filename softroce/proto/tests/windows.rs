@@ -3,7 +3,7 @@
 
 mod util;
 
-use doorbell_roce_proto::memory::{Bind, Sge};
+use doorbell_roce_proto::memory::{Bind, Placement, Sge};
 use doorbell_roce_proto::qp::{RemoteAccess, State};
 use doorbell_roce_proto::wire::{Nak, Opcode, Syndrome, Transport};
 use doorbell_roce_proto::work::{CompletionOpcode, Operation, PostError, SendRequest, Status};
@@ -16,6 +16,7 @@ const ALL: RemoteAccess = RemoteAccess {
     read: true,
     write: true,
     atomic: true,
+    flush: Placement::NONE,
 };
 
 fn bind(rkey: RKey, region: Sge, access: RemoteAccess) -> Operation {

@@ -248,7 +248,7 @@ unsafe fn connect(id: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<
             dispatch::sidr_request(opened, &request, &shared)?
         } else {
             let psn = Psn::new(RandomState::new().hash_one(local) as u32);
-            let mut request = ConnectRequest::new(peer.ip(), service, params.qpn, psn, opened.device.info().mtu);
+            let mut request = ConnectRequest::new(peer.ip(), service, params.qpn, psn, opened.device.mtu());
             if qp_type == IBV_QPT_UC {
                 request.transport = doorbell_roce_proto::wire::Transport::Uc;
             }
@@ -346,19 +346,19 @@ unsafe fn accept(id: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<(
 /// `id` is null or live and ours; `len` bytes are readable at `private_data`, unless it is null.
 pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
     // SAFETY: the same contract.
-    errno::result(unsafe { reject(id, private_data, len) })
+    errno::result(unsafe { reject(id, private_data, len, RejectReason::CONSUMER) })
 }
 
-/// Like rdma_reject(3), as there are no vendor extensions.
+/// As rdma_reject(3), because of the peer's vendor extensions.
 ///
 /// # Safety
 /// As for [`rdma_reject`].
 pub unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
     // SAFETY: the same contract.
-    errno::result(unsafe { reject(id, private_data, len) })
+    errno::result(unsafe { reject(id, private_data, len, RejectReason::VENDOR_OPTION) })
 }
 
-unsafe fn reject(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> Result<(), Errno> {
+unsafe fn reject(id: *mut rdma_cm_id, private_data: *const c_void, len: u8, reason: RejectReason) -> Result<(), Errno> {
     // SAFETY: by contract.
     let (shared, private_data) = unsafe { (shared(id)?, bytes(private_data, len)) };
     let (opened, connection) = cm_connection(&shared.state())?;
@@ -373,7 +373,7 @@ unsafe fn reject(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> R
         };
         cm.sidr_reply(connection, &reply)
     } else {
-        cm.reject(connection, RejectReason::CONSUMER, &private_data)
+        cm.reject(connection, reason, &private_data)
     };
     rejected.map_err(errno_of)
 }

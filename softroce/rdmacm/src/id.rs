@@ -6,8 +6,8 @@
 
 use core::ffi::{c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
-use std::ptr;
 use std::sync::Arc;
+use std::{fs, ptr};
 
 use doorbell_roce_proto::Gid;
 use doorbell_verbs_sys::rdmacm::{
@@ -31,6 +31,9 @@ use crate::{address, connection, route};
 
 /// The P_Key of every device, with full membership (IBTA vol 1, 10.9.1).
 pub(crate) const PKEY: u16 = 0xffff;
+
+/// ip-sysctl: whether an IPv6 wildcard has no IPv4 addresses.
+const BIND_V6_ONLY: &str = "/proc/sys/net/ipv6/bindv6only";
 
 #[repr(C)]
 struct SoftId {
@@ -81,9 +84,11 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Whether `local` excludes the other family. By default IPv4 does, as in Linux.
+    /// Whether `local` excludes the other family. By default IPv4 does, and IPv6 where the system
+    /// says so, as in Linux.
     pub(crate) fn afonly(&self, local: IpAddr) -> bool {
-        self.afonly.unwrap_or(local.is_ipv4())
+        let by_default = || local.is_ipv4() || fs::read_to_string(BIND_V6_ONLY).is_ok_and(|text| text.trim() == "1");
+        self.afonly.unwrap_or_else(by_default)
     }
 }
 
@@ -103,6 +108,15 @@ pub(crate) struct State {
     ece: ibv_ece,
     /// Synchronous: calls wait for their result, on a channel of its own (rdma_create_id(3)).
     pub(crate) synchronous: bool,
+}
+
+impl State {
+    /// Options that changed since it was bound.
+    fn update_binding(&mut self) {
+        if let (Some(local), Some(binding)) = (self.local, &mut self.binding) {
+            binding.set_options(self.options.reuse, self.options.afonly(local.ip()));
+        }
+    }
 }
 
 impl Shared {
@@ -491,15 +505,22 @@ unsafe fn set_option(
             }
             state.options.ack_timeout = Some(code);
         }
-        (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR | RDMA_OPTION_ID_AFONLY) => {
-            let set = int()? != 0;
-            if state.phase != Phase::Idle {
+        // As Linux's rdma_set_reuseaddr and rdma_set_afonly.
+        (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR) => {
+            let reuse = int()? != 0;
+            if state.phase != Phase::Idle && (!reuse || state.phase == Phase::Listening) {
                 return Err(libc::EINVAL);
             }
-            match option {
-                RDMA_OPTION_ID_REUSEADDR => state.options.reuse = set,
-                _ => state.options.afonly = Some(set),
+            state.options.reuse = reuse;
+            state.update_binding();
+        }
+        (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY) => {
+            let afonly = int()? != 0;
+            if !matches!(state.phase, Phase::Idle | Phase::Bound) {
+                return Err(libc::EINVAL);
             }
+            state.options.afonly = Some(afonly);
+            state.update_binding();
         }
         (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH) => return Err(libc::ENOSYS),
         _ => return Err(libc::ENOSYS),

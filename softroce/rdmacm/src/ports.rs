@@ -80,6 +80,17 @@ impl PortBinding {
         ports.find_map(|port| try_bind(port).ok()).ok_or(libc::EADDRNOTAVAIL)
     }
 
+    /// Changes how it is used from now on; its other users do not object.
+    pub(crate) fn set_options(&mut self, shared: bool, afonly: bool) {
+        let (before, ip) = (self.claim, self.claim.ip);
+        self.claim = Claim { ip, shared, afonly };
+        let mut bound = BOUND.lock();
+        let mut all = bound.get_mut(&self.key).into_iter().flatten();
+        if let Some(claim) = all.find(|other| **other == before) {
+            *claim = self.claim;
+        }
+    }
+
     pub(crate) fn port(&self) -> u16 {
         self.key.1
     }

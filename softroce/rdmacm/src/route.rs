@@ -168,7 +168,7 @@ pub(crate) unsafe fn resolve_route(id: *mut rdma_cm_id) -> Result<(), Errno> {
                 pkey: PKEY.to_be(),
                 sl: 0,
                 mtu_selector: EXACTLY,
-                mtu: opened.device.info().mtu as u8,
+                mtu: opened.device.mtu() as u8,
                 rate_selector: EXACTLY,
                 rate: RATE,
                 packet_life_time_selector: EXACTLY,

@@ -1,6 +1,6 @@
 //! Tests and examples of crates of crates.io, which `cargo xtask clients` has built.
 
-use super::{Case, Ready, Run, alone, pair};
+use super::{Case, Package, Ready, Run, alone, pair};
 use crate::read::{self, Report};
 use anyhow::{Context, Result, ensure};
 
@@ -13,8 +13,12 @@ pub(super) fn cases() -> Vec<Case> {
         let line = format!("exec FILES/crates/sideway/examples/{example} -p PORT -g 3 -n 1000");
         pair(&line, Ready::Listening, &format!("{line} HOST"), exchanged)
     };
-    let sideway = |mode, run| Case::new("crate sideway", "sideway@0.4.3", mode, run).full();
-    let ibverbs = |mode, run| Case::new("crate ibverbs", "ibverbs@0.9.2", mode, run).full();
+    let case = |name, version, mode, run| Case {
+        package: Package::Crate(version),
+        ..Case::new(name, "", mode, run).full()
+    };
+    let sideway = |mode, run| case("crate sideway", "0.4.3", mode, run);
+    let ibverbs = |mode, run| case("crate ibverbs", "0.9.2", mode, run);
     vec![
         sideway("its tests", tests("sideway")),
         sideway("rc_pingpong", pingpong("rc_pingpong")),

@@ -24,8 +24,8 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// The monitor's `Migration status: completed`, and the guest's rounds, each of which it prints
-/// once, at the one end or the other.
+/// The monitor's `Migration status: completed`, and the guest's rounds: of each it prints the
+/// number once, at the one host or the other.
 fn migrated(_: &str, output: &str) -> Result<Report> {
     ensure!(output.contains("Migration status: completed"), "not migrated");
     ensure!(!output.contains("differs"), "the guest's memory differs");

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use arbitrary::{Result, Unstructured};
 use doorbell_roce_proto::icrc::{self, Flow};
-use doorbell_roce_proto::memory::{PdId, Sge};
+use doorbell_roce_proto::memory::{PdId, Placement, Sge};
 use doorbell_roce_proto::qp::{LinkId, Modify, Path, QpInit, RemoteAccess, State};
 use doorbell_roce_proto::wire::{Transport, UDP_PORT};
 use doorbell_roce_proto::work::{Completion, CompletionOpcode, CqId, SrqId};
@@ -103,6 +103,7 @@ fn attributes(peer: (IpAddr, Qpn), link: Option<LinkId>) -> Modify {
             read: true,
             write: true,
             atomic: true,
+            ..RemoteAccess::default()
         }),
         path: Some(Path {
             link,
@@ -303,6 +304,11 @@ impl World {
                 read,
                 write,
                 atomic,
+                // Not of the input: the corpora keep their meaning.
+                flush: Placement {
+                    global: read,
+                    persistent: write,
+                },
             };
             self.regions.push(self.memory.register(vec![3; REGION], rights));
         } else {

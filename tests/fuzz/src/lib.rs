@@ -8,7 +8,6 @@
 mod connection_manager;
 mod endpoint;
 #[path = "../../../softroce/proto/tests/util/memory.rs"]
-#[expect(dead_code, reason = "shared with the tests of the protocol, which use all of it")]
 mod memory;
 mod parsers;
 mod shared_tables;

@@ -369,6 +369,7 @@ impl<'a> RunningEnd<'a> {
                     read: true,
                     write: true,
                     atomic: true,
+                    ..RemoteAccess::default()
                 }),
                 ..Modify::default()
             },

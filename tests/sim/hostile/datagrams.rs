@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use doorbell_roce_proto::memory::{AtomicOp, PdId, Sge};
 use doorbell_roce_proto::qp::{Attributes, State};
 use doorbell_roce_proto::wire::{
-    Aeth, AtomicAckEth, AtomicEth, Credits, Extension, Ieth, ImmDt, Layout, Nak, Opcode, Packet, Position, Reth,
+    Aeth, AtomicAckEth, AtomicEth, Credits, Extension, Feth, Ieth, ImmDt, Layout, Nak, Opcode, Packet, Position, Reth,
     RnrTimer, Syndrome, Transport, UDP_PORT,
 };
 use doorbell_roce_proto::work::{
@@ -268,6 +268,13 @@ impl Attack {
             Layout::Aeth => Extension::Aeth(aeth),
             Layout::AethAtomic => Extension::AethAtomic(aeth, AtomicAckEth { original: rng.u64(..) }),
             Layout::Atomic => Extension::Atomic(atomic),
+            Layout::FethReth => Extension::FethReth(
+                Feth {
+                    plt: rng.u8(..16),
+                    sel: rng.u8(..4),
+                },
+                reth,
+            ),
             Layout::Bare | Layout::Deth | Layout::DethImm => Extension::Bare,
         }
     }

@@ -64,6 +64,7 @@ pub(super) fn connect(local: IpAddr, remote: IpAddr, peer: Qpn, max_dest_rd_atom
                 read: true,
                 write: true,
                 atomic: true,
+                ..RemoteAccess::default()
             }),
             ..none
         },

@@ -6,7 +6,7 @@ mod crates;
 
 use crate::{
     ci::{Verdict, command, lacking, rows, succeed},
-    setup, target_folder,
+    pip, setup, target_folder,
     vm::{Request, machine::Outcome},
 };
 use anyhow::{Context, Result, bail};
@@ -97,10 +97,16 @@ pub(crate) fn run(programs: &Path, arguments: &[&str]) -> Result<Verdict> {
         [] => {}
         missing => return lacking(missing),
     }
+    let wheels = target_folder()?.join("clients-python").display().to_string();
+    let mut arguments = arguments.to_vec();
+    if arguments.contains(&"--full") {
+        pip::provide(wheels.as_ref(), &setup::CLIENT_WHEELS, &[setup::CLIENT_WHEELS_PYTHON])?;
+        arguments.extend(["--wheels", wheels.as_str()]);
+    }
     if of_crates {
         crates::build(&programs.with_file_name("crates"))?;
     }
-    rows::verdict(&[rows::run(&program, arguments, &[])?])
+    rows::verdict(&[rows::run(&program, &arguments, &[])?])
 }
 
 /// Whether rows of crates are among those that the arguments choose.

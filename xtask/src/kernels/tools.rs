@@ -1,7 +1,7 @@
 //! CUDA's compiler, assembler and disassembler, installed by pip into target/cuda: pinned packages
 //! that need neither a GPU nor root.
 
-use crate::{setup, target_folder, workspace};
+use crate::{pip, setup, target_folder, workspace};
 use anyhow::{Context, Result, bail};
 use std::{
     fs,
@@ -33,38 +33,10 @@ impl Tools {
             return Ok(Err(missing));
         }
         let folder = target_folder()?.join("cuda");
-        let stamp = folder.join("doorbell-wheels.txt");
-        let wanted = WHEELS.join("\n");
-        if fs::read_to_string(&stamp).is_ok_and(|found| found == wanted) {
-            return Ok(Ok(Self::of(&folder)));
-        }
-        if folder.exists() {
-            fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
-        }
-        eprintln!("kernels: installing {}", WHEELS.join(" "));
-        let mut pip = Command::new("python3");
-        pip.args([
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "--no-compile",
-            "--only-binary=:all:",
-        ])
-        .args(["--root-user-action=ignore", "--target"])
-        .arg(&folder)
-        .args(WHEELS);
-        output(&mut pip)?;
-        fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))?;
-        Ok(Ok(Self::of(&folder)))
-    }
-
-    fn of(folder: &Path) -> Self {
-        Self {
+        pip::provide(&folder, &WHEELS, &[])?;
+        Ok(Ok(Self {
             bin: folder.join("nvidia/cu13/bin"),
-        }
+        }))
     }
 
     /// Nothing may be fused: results are the processor's bits.

@@ -117,7 +117,12 @@ impl Tables {
             pd: PdId(pd),
             link: ME,
             initiator: INITIATOR,
-            access: RemoteAccess { read, write, atomic },
+            access: RemoteAccess {
+                read,
+                write,
+                atomic,
+                ..RemoteAccess::default()
+            },
             first_psn: PSN,
         };
         self.published.publish_qp(qpn, &target);

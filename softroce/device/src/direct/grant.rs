@@ -237,6 +237,7 @@ mod tests {
                 read: true,
                 write: true,
                 atomic: false,
+                ..RemoteAccess::default()
             },
             first_psn: PATH.first_psn,
         };

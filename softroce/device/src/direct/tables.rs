@@ -279,6 +279,7 @@ impl PeerTables {
                 read: rights.grants(RemoteRight::Read),
                 write: rights.grants(RemoteRight::Write),
                 atomic: rights.grants(RemoteRight::Atomic),
+                ..RemoteAccess::default()
             },
             first_psn: Psn::new(psn as u32),
         };

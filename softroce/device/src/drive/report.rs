@@ -13,7 +13,10 @@ impl Shared {
     }
 
     pub(crate) fn set_port(&self, now: PortState) {
-        let core = self.core.lock();
+        let mut core = self.core.lock();
+        if let Some(mtu) = now.mtu {
+            core.connections.set_mtu(mtu);
+        }
         let before = std::mem::replace(&mut *self.port.lock(), now);
         let entry = |port: PortState| (port.addressed, port.interface);
         let gid = (entry(now) != entry(before)).then_some(PortEvent::GidChange);

@@ -44,6 +44,8 @@ pub struct Rights {
     pub remote_read: bool,
     /// IBV_ACCESS_REMOTE_ATOMIC.
     pub remote_atomic: bool,
+    /// IBV_ACCESS_FLUSH_GLOBAL: a peer's FLUSH may require its writes to be visible to all.
+    pub flush_global: bool,
     /// IBV_ACCESS_MW_BIND: memory windows may be bound to it.
     pub bind: bool,
     /// IBV_ACCESS_ON_DEMAND: pages are populated by the copies that need them, which are errors

@@ -2,6 +2,7 @@
 
 mod device;
 mod keys;
+mod placement;
 mod registration;
 mod window;
 
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use std::{mem, ptr};
 
 use doorbell_roce_proto::memory::{
-    AccessContext, AccessError, AtomicOp, Bind, Invalidator, Memory, PdId, RemoteRight, Sge,
+    AccessContext, AccessError, AtomicOp, Bind, Flush, Invalidator, Memory, PdId, RemoteRight, Sge,
 };
 use doorbell_roce_proto::{LKey, LinkCapabilities, Qpn, RKey};
 
@@ -124,14 +125,6 @@ impl Region {
         }
         // Below `self.len`, which is from a usize.
         Ok(self.base.wrapping_add(offset as usize))
-    }
-
-    fn grants(&self, right: RemoteRight) -> bool {
-        match right {
-            RemoteRight::Read => self.rights.remote_read,
-            RemoteRight::Write => self.rights.remote_write,
-            RemoteRight::Atomic => self.rights.remote_atomic,
-        }
     }
 }
 
@@ -519,6 +512,20 @@ impl Memory for Table {
         // SAFETY: eight bytes inside a region or window with REMOTE_ATOMIC, which needs
         // LOCAL_WRITE; aligned as checked.
         Ok(unsafe { copy::atomic(word, op) }?)
+    }
+
+    fn remote_atomic_write(
+        &mut self,
+        via: AccessContext,
+        rkey: RKey,
+        addr: u64,
+        word: [u8; 8],
+    ) -> Result<(), AccessError> {
+        self.store_word(via, rkey, addr, word)
+    }
+
+    fn remote_flush(&mut self, via: AccessContext, flush: &Flush) -> Result<(), AccessError> {
+        self.flush(via, flush)
     }
 
     fn bind(&mut self, via: AccessContext, bind: &Bind) -> Result<(), AccessError> {

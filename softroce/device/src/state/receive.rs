@@ -182,7 +182,7 @@ impl Core {
         if !self.endpoint.handle_write_fast(&packet, &mut memory) && !memory.payload.deferred {
             self.endpoint.handle_link_packet(now, &packet, &mut memory);
             if memory.payload.deferred {
-                self.endpoint.defer();
+                self.endpoint.defer(&packet);
             }
         }
         let ShmPayload {

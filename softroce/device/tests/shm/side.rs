@@ -297,6 +297,7 @@ impl Side {
                     write: true,
                     read: true,
                     atomic: true,
+                    ..RemoteAccess::default()
                 }),
                 ..none
             },

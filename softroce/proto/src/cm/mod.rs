@@ -43,7 +43,7 @@ pub use types::{
 use crate::qp::Path;
 use crate::random::Purpose;
 use crate::wire::{DEFAULT_PKEY, Transport};
-use crate::{Gid, Instant, Psn, Qpn};
+use crate::{Gid, Instant, Mtu, Psn, Qpn};
 
 /// Maximum number of requests that wait for their listener's owner.
 pub const MAX_BACKLOG: usize = 1024;
@@ -160,6 +160,11 @@ pub struct Cm {
 }
 
 impl Cm {
+    /// The largest path MTU that a peer may request from now on.
+    pub fn set_mtu(&mut self, mtu: Mtu) {
+        self.config.mtu = mtu;
+    }
+
     /// A manager without connections.
     pub fn new(config: CmConfig) -> Self {
         Self {

@@ -221,6 +221,8 @@ impl RejectReason {
     pub const INVALID_MTU: Self = Self(26);
     /// Rejected by the consumer.
     pub const CONSUMER: Self = Self(28);
+    /// Vendor option not supported.
+    pub const VENDOR_OPTION: Self = Self(35);
 }
 
 /// A received REQ; `responder_resources` bounds the peer's outstanding READs and atomics here.

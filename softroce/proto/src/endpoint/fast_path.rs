@@ -77,7 +77,10 @@ impl Endpoint {
             self.active.end_burst(false);
         }
         self.timers.set(index, qp.deadline());
-        self.out.counters.tx_packets += 1 + u64::from(has_ack);
+        if let Some(ack) = &short.ack {
+            self.out.counters.sent(ack.len());
+        }
+        self.out.counters.sent(short.len);
         Some(short)
     }
 
@@ -96,7 +99,7 @@ impl Endpoint {
         if !qp.handle_write_fast(packet.link, &bth, &reth, packet.len, memory) {
             return false;
         }
-        self.out.counters.rx_packets += 1;
+        self.out.counters.received(headers.len() + packet.len);
         if qp.has_more() {
             self.active.add(index);
         }

@@ -3,7 +3,7 @@
 use core::net::IpAddr;
 use core::time::Duration;
 
-use crate::memory::PdId;
+use crate::memory::{PdId, Placement};
 use crate::wire::HOP_LIMIT;
 use crate::wire::Transport;
 use crate::work::{CqId, SrqId, XrcDomain};
@@ -72,6 +72,8 @@ pub struct RemoteAccess {
     pub write: bool,
     /// Atomics.
     pub atomic: bool,
+    /// FLUSH, with these placements.
+    pub flush: Placement,
 }
 
 /// A link (shared memory, to a process of the same host), as numbered by the endpoint's owner.

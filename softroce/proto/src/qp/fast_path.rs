@@ -5,7 +5,7 @@ use core::time::Duration;
 use crate::Instant;
 use crate::direct::{DirectMemory, DirectPath, DirectTarget};
 use crate::endpoint::FastPathSend;
-use crate::memory::Memory;
+use crate::memory::{Memory, Placement};
 use crate::outbox::Outbox;
 use crate::qp::{LinkId, QueuePair, RemoteAccess, State};
 use crate::wire::{Bth, Reth, Transport};
@@ -68,6 +68,8 @@ impl QueuePair {
                 read: access.read && rd_atomic,
                 write: access.write,
                 atomic: access.atomic && rd_atomic,
+                // Never direct.
+                flush: Placement::NONE,
             },
             first_psn: self.set.rq_psn?,
         })

@@ -43,9 +43,9 @@ impl Wqe {
         self.first + self.packets as u64
     }
 
-    /// Whether a response with data completes it: READs and atomics.
+    /// See [`Operation::awaits_data`].
     pub(crate) const fn awaits_data(&self) -> bool {
-        matches!(self.operation, Operation::Read { .. } | Operation::Atomic { .. })
+        self.operation.awaits_data()
     }
 }
 
@@ -183,10 +183,11 @@ impl SendQueue {
 
     #[inline(always)]
     fn check(&self, request: &SendRequest<'_>) -> Result<u32, PostError> {
-        let awaits_data = matches!(request.operation, Operation::Read { .. } | Operation::Atomic { .. });
         let len = match request.payload {
             Payload::Gather(sges) if sges.len() <= self.max_sge => sges::total(sges),
-            Payload::Inline(bytes) if bytes.len() <= self.max_inline && !awaits_data => bytes.len() as u64,
+            Payload::Inline(bytes) if bytes.len() <= self.max_inline && !request.operation.awaits_data() => {
+                bytes.len() as u64
+            }
             _ => return Err(PostError::Invalid),
         };
         if let (Operation::Atomic { .. }, Payload::Gather(sges)) = (request.operation, request.payload)
@@ -194,7 +195,10 @@ impl SendQueue {
         {
             return Err(PostError::Invalid);
         }
-        if len > u64::from(MAX_MESSAGE) || len > 0 && request.operation.is_local() {
+        if len > u64::from(MAX_MESSAGE) || len > 0 && request.operation.is_without_payload() {
+            return Err(PostError::Invalid);
+        }
+        if matches!(request.operation, Operation::Flush(flush) if flush.len > MAX_MESSAGE) {
             return Err(PostError::Invalid);
         }
         Ok(len as u32)

@@ -12,6 +12,7 @@ mod atomic_ack_eth;
 mod atomic_eth;
 mod bth;
 mod deth;
+mod feth;
 mod grh;
 mod ieth;
 mod imm_dt;
@@ -26,6 +27,7 @@ pub use atomic_ack_eth::AtomicAckEth;
 pub use atomic_eth::AtomicEth;
 pub use bth::{Bth, DEFAULT_PKEY};
 pub use deth::Deth;
+pub use feth::Feth;
 pub use grh::{GRH_LEN, HOP_LIMIT, ip_header, ip_header_addresses};
 pub use ieth::Ieth;
 pub use imm_dt::ImmDt;
@@ -101,7 +103,7 @@ pub enum WriteError {
 pub enum Extension {
     /// None.
     Bare,
-    /// First packet of a WRITE, or a READ request.
+    /// First packet of a WRITE, a READ request, or an atomic WRITE.
     Reth(Reth),
     /// WRITE ONLY with immediate.
     RethImm(Reth, ImmDt),
@@ -119,6 +121,8 @@ pub enum Extension {
     Deth(Deth),
     /// A UD SEND with immediate.
     DethImm(Deth, ImmDt),
+    /// A FLUSH.
+    FethReth(Feth, Reth),
 }
 
 impl Extension {
@@ -135,6 +139,7 @@ impl Extension {
             Self::Atomic(_) => Layout::Atomic,
             Self::Deth(_) => Layout::Deth,
             Self::DethImm(..) => Layout::DethImm,
+            Self::FethReth(..) => Layout::FethReth,
         }
     }
 
@@ -186,6 +191,7 @@ impl Extension {
             Layout::Atomic => Self::Atomic(AtomicEth::from_bytes(take(&mut rest)?)),
             Layout::Deth => Self::Deth(Deth::from_bytes(take(&mut rest)?)),
             Layout::DethImm => Self::DethImm(Deth::from_bytes(take(&mut rest)?), ImmDt::from_bytes(take(&mut rest)?)),
+            Layout::FethReth => Self::FethReth(Feth::from_bytes(take(&mut rest)?), Reth::from_bytes(take(&mut rest)?)),
         };
         Ok((extension, rest))
     }
@@ -210,6 +216,10 @@ impl Extension {
             Self::DethImm(deth, imm) => {
                 join(buf, 0, deth.to_bytes());
                 join(buf, Deth::LEN, imm.to_bytes());
+            }
+            Self::FethReth(feth, reth) => {
+                join(buf, 0, feth.to_bytes());
+                join(buf, Feth::LEN, reth.to_bytes());
             }
         }
     }

@@ -41,6 +41,10 @@ pub enum Operation {
     CompareSwap,
     /// Fetch and add.
     FetchAdd,
+    /// FLUSH.
+    Flush,
+    /// Atomic WRITE of 8 bytes.
+    AtomicWrite,
 }
 
 /// A packet's position in its message.
@@ -101,6 +105,8 @@ pub enum Layout {
     Deth,
     /// DETH, then ImmDt.
     DethImm,
+    /// FETH, then RETH.
+    FethReth,
 }
 
 impl Layout {
@@ -109,7 +115,7 @@ impl Layout {
         match self {
             Self::Bare => 0,
             Self::Reth => 16,
-            Self::RethImm => 20,
+            Self::RethImm | Self::FethReth => 20,
             Self::Imm | Self::Ieth | Self::Aeth => 4,
             Self::AethAtomic | Self::DethImm => 12,
             Self::Atomic => 28,
@@ -125,7 +131,7 @@ impl Layout {
 
 macro_rules! opcodes {
     ($($name:ident = $code:literal: $transport:ident $operation:ident $position:ident, $layout:ident, $payload:literal;)*) => {
-        /// An opcode of the services RC, UC, UD and XRC (IBTA vol 1, table 38).
+        /// An opcode of the services RC, UC, UD and XRC (IBTA vol 1, table 38 and annex A19).
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[repr(u8)]
         pub enum Opcode {
@@ -212,6 +218,8 @@ opcodes! {
     RcFetchAdd = 0x14: Rc FetchAdd Only, Atomic, false;
     RcSendLastInvalidate = 0x16: Rc Send Last, Ieth, true;
     RcSendOnlyInvalidate = 0x17: Rc Send Only, Ieth, true;
+    RcFlush = 0x1c: Rc Flush Only, FethReth, false;
+    RcAtomicWrite = 0x1d: Rc AtomicWrite Only, Reth, true;
     UcSendFirst = 0x20: Uc Send First, Bare, true;
     UcSendMiddle = 0x21: Uc Send Middle, Bare, true;
     UcSendLast = 0x22: Uc Send Last, Bare, true;
@@ -249,6 +257,8 @@ opcodes! {
     XrcFetchAdd = 0xb4: Xrc FetchAdd Only, Atomic, false;
     XrcSendLastInvalidate = 0xb6: Xrc Send Last, Ieth, true;
     XrcSendOnlyInvalidate = 0xb7: Xrc Send Only, Ieth, true;
+    XrcFlush = 0xbc: Xrc Flush Only, FethReth, false;
+    XrcAtomicWrite = 0xbd: Xrc AtomicWrite Only, Reth, true;
 }
 
 impl Opcode {

@@ -71,6 +71,9 @@ fn extension(layout: Layout) -> BoxedStrategy<Extension> {
         Layout::DethImm => (deth(), imm())
             .prop_map(|(deth, imm)| Extension::DethImm(deth, imm))
             .boxed(),
+        Layout::FethReth => (0u8..16, 0u8..4, reth())
+            .prop_map(|(plt, sel, reth)| Extension::FethReth(Feth { plt, sel }, reth))
+            .boxed(),
     }
 }
 
@@ -136,6 +139,11 @@ fn check_bytes(bytes: &[u8]) -> Result<(), TestCaseError> {
     }
     if packet.bth.xrc.is_some() {
         expected[12] = 0;
+    }
+    if packet.bth.opcode.layout() == Layout::FethReth {
+        let feth = if packet.bth.xrc.is_some() { 16 } else { 12 };
+        expected[feth..feth + 3].fill(0);
+        expected[feth + 3] &= 0x3f;
     }
     expected[start + packet.payload.len()..bytes.len() - 4].fill(0);
     prop_assert_eq!(written, expected);
@@ -236,6 +244,15 @@ fn acknowledgements_and_atomics_byte_by_byte() {
         0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 4,
     ];
     assert_eq!(buf[12..40], expected);
+    let reth = Reth {
+        va: 1,
+        rkey: RKey(2),
+        len: 3,
+    };
+    let flush = Extension::FethReth(Feth { plt: 3, sel: 1 }, reth);
+    write(&mut buf, &bth(Opcode::RcFlush), &flush, 0).unwrap();
+    let expected = [0, 0, 0, 0x13, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3];
+    assert_eq!((buf[0], &buf[12..32]), (0x1c, &expected[..]));
     let extension = Extension::DethImm(
         Deth {
             qkey: 0x8001_0000,
@@ -312,7 +329,7 @@ fn parse_errors_name_the_fault() {
 
 #[test]
 fn opcodes() {
-    assert_eq!(Opcode::ALL.len(), 23 + 12 + 2 + 23);
+    assert_eq!(Opcode::ALL.len(), 25 + 12 + 2 + 25);
     for code in 0..=u8::MAX {
         assert_eq!(
             Opcode::from_code(code).map(Opcode::code),
@@ -340,7 +357,8 @@ fn opcodes() {
         assert_eq!(opcode.position() == Position::Middle, name.contains("Middle"), "{name}");
         assert_eq!(opcode.position() == Position::Last, name.contains("Last"), "{name}");
         assert_eq!(opcode.operation() == Operation::Send, name.contains("Send"), "{name}");
-        assert_eq!(opcode.operation() == Operation::Write, name.contains("Write"), "{name}");
+        let writes = name.contains("Write") && !name.contains("Atomic");
+        assert_eq!(opcode.operation() == Operation::Write, writes, "{name}");
         assert_eq!(
             opcode.needs_receive(),
             name.contains("Send") || name.contains("Imm"),
@@ -351,7 +369,8 @@ fn opcodes() {
         let over = opcode.over(Transport::Xrc);
         assert_eq!(over.is_some(), opcode.transport() == Transport::Rc);
         assert!(over.is_none_or(|over| format!("{over:?}")[3..] == name[2..] && over.layout() == opcode.layout()));
-        if opcode.transport() != Transport::Rc || opcode.has_invalidate() || !opcode.has_payload() {
+        let is_made = !opcode.has_invalidate() && opcode.operation() != Operation::AtomicWrite;
+        if opcode.transport() != Transport::Rc || !is_made || !opcode.has_payload() {
             continue;
         }
         let made = match opcode.operation() {

@@ -9,9 +9,9 @@ use doorbell_roce_proto::qp::State;
 use doorbell_roce_proto::wire::{Extension, Opcode, Syndrome};
 use doorbell_roce_proto::work::{Operation, SendRequest};
 
-use crate::model::{ADDEND, Op, Spec, bytes_of};
+use crate::model::{ADDEND, Op, Spec, bytes_of, word_of};
 use crate::util::memory::rkey;
-use crate::util::{Pair, RECV_CQ, SEND_CQ, Setup, read_from, request, send, success, write_operation};
+use crate::util::{Pair, RECV_CQ, SEND_CQ, Setup, atomic_write_to, read_from, request, send, success, write_operation};
 
 const REQUESTER: usize = 0;
 const RESPONDER: usize = 1;
@@ -144,6 +144,7 @@ impl Run {
                 let op = AtomicOp::FetchAdd { add: ADDEND };
                 request(wr_id, Operation::Atomic { addr, rkey, op }, &local)
             }
+            Op::AtomicWrite => atomic_write_to(wr_id, self.sges.word, word_of(index).to_ne_bytes()),
         };
         self.pair.post(REQUESTER, &request);
     }
@@ -285,6 +286,7 @@ impl Run {
             let found = pair.bytes(REQUESTER, sges.local[index]);
             match op {
                 Op::Read(_) | Op::FetchAdd if index >= completed.len() => {}
+                Op::AtomicWrite => assert!(found.iter().all(|byte| *byte == 0)),
                 Op::FetchAdd => assert_eq!(found, spec.originals[index].unwrap().to_ne_bytes()),
                 _ => assert_eq!(found, sges.bytes[index]),
             }

@@ -20,6 +20,8 @@ pub(crate) enum Op {
     WriteImm(usize),
     Read(usize),
     FetchAdd,
+    /// Of the word that the FETCH ADDs are on.
+    AtomicWrite,
 }
 
 impl Op {
@@ -27,21 +29,21 @@ impl Op {
     pub(crate) fn packets(self) -> usize {
         match self {
             Self::Send(packets) | Self::Write(packets) | Self::WriteImm(packets) | Self::Read(packets) => packets,
-            Self::FetchAdd => 1,
+            Self::FetchAdd | Self::AtomicWrite => 1,
         }
     }
 
     /// The last packet is not full.
     pub(crate) fn len(self) -> usize {
         match self {
-            Self::FetchAdd => 8,
+            Self::FetchAdd | Self::AtomicWrite => 8,
             _ => self.packets() * MTU - 100,
         }
     }
 
-    /// Whether it is answered by data, in place of an ACK.
+    /// Whether it is answered by a READ response or an atomic ACK, in place of an ACK.
     pub(crate) fn is_read_or_atomic(self) -> bool {
-        matches!(self, Self::Read(_) | Self::FetchAdd)
+        matches!(self, Self::Read(_) | Self::FetchAdd | Self::AtomicWrite)
     }
 
     pub(crate) fn receives(self) -> bool {
@@ -52,6 +54,11 @@ impl Op {
 /// What the requester sends as request `index`, or the responder's memory for a READ has.
 pub(crate) fn bytes_of(index: usize, op: Op) -> Vec<u8> {
     pattern(op.len(), index as u64 + 1)
+}
+
+/// What an atomic WRITE stores as request `index`.
+pub(crate) fn word_of(index: usize) -> u64 {
+    u64::from_ne_bytes(pattern(8, index as u64 + 1).try_into().unwrap())
 }
 
 /// Both ends. Packets are numbered from 0 in the order of the requests.
@@ -164,6 +171,7 @@ impl Spec {
                 self.originals[request] = Some(self.word);
                 self.word = self.word.wrapping_add(ADDEND);
             }
+            Op::AtomicWrite => self.word = word_of(request),
         }
         self.received += usize::from(is_last && op.receives());
         self.expected = packet + read.div_ceil(MTU).max(1);

@@ -4,12 +4,18 @@ use std::mem;
 use std::ops::Range;
 
 use doorbell_roce_proto::memory::{
-    AccessContext, AccessError, AtomicOp, Bind, CopyError, Invalidator, Memory, PdId, RemoteRight, Sge,
+    AccessContext, AccessError, AtomicOp, Bind, CopyError, Flush, Invalidator, Memory, PdId, Placement, RemoteRight,
+    Sge,
 };
 use doorbell_roce_proto::{LKey, RKey};
 
 const GUARD: usize = 64;
 const GUARD_BYTE: u8 = 0xa5;
+
+pub(crate) const EVERYWHERE: Placement = Placement {
+    global: true,
+    persistent: true,
+};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Rights {
@@ -17,6 +23,7 @@ pub(crate) struct Rights {
     pub(crate) read: bool,
     pub(crate) write: bool,
     pub(crate) atomic: bool,
+    pub(crate) flush: Placement,
 }
 
 impl Rights {
@@ -25,12 +32,14 @@ impl Rights {
         read: true,
         write: true,
         atomic: true,
+        flush: EVERYWHERE,
     };
     pub(crate) const NONE: Self = Self {
         local_write: false,
         read: false,
         write: false,
         atomic: false,
+        flush: Placement::NONE,
     };
 }
 
@@ -55,6 +64,8 @@ pub(crate) struct Regions {
     windows: Vec<Window>,
     /// The key of each bind and invalidation.
     pub(crate) log: Vec<RKey>,
+    /// Each FLUSH, with the bytes that it found.
+    pub(crate) flushed: Vec<(Flush, Vec<u8>)>,
     by_ref: Vec<u8>,
     /// The payload of the current packet; `None` when it is unreadable.
     arrived: Option<Vec<u8>>,
@@ -80,6 +91,7 @@ impl Regions {
             regions: Vec::new(),
             windows: Vec::new(),
             log: Vec::new(),
+            flushed: Vec::new(),
             by_ref: Vec::new(),
             arrived: None,
             unreadable_after: None,
@@ -268,6 +280,19 @@ impl Memory for Regions {
         };
         word.copy_from_slice(&after.to_ne_bytes());
         Ok(before)
+    }
+
+    fn remote_flush(&mut self, context: AccessContext, flush: &Flush) -> Result<(), AccessError> {
+        let number = (flush.rkey.0 ^ KEY) as usize;
+        let whole = flush.whole_region && number < self.regions.len();
+        let (addr, len) = match whole.then(|| self.region_of(number)) {
+            Some(region) => (region.addr, region.len),
+            None => (flush.addr, flush.len),
+        };
+        let granted = |rights: Rights| flush.placement.is_within(rights.flush);
+        let found = self.find(context.pd, flush.rkey.0, addr, len.into(), granted)?.to_vec();
+        self.flushed.push((*flush, found));
+        Ok(())
     }
 
     fn bind(&mut self, context: AccessContext, bind: &Bind) -> Result<(), AccessError> {

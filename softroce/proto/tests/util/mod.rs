@@ -25,9 +25,11 @@ use doorbell_roce_proto::{
     Psn, Qpn, SrqInit, Transmit,
 };
 
-use memory::{Regions, Rights};
+use memory::{EVERYWHERE, Regions, Rights};
 #[allow(unused_imports, reason = "each test binary uses its part of them")]
-pub(crate) use requests::{atomic_on, pattern, read_from, request, send, write_operation, write_to};
+pub(crate) use requests::{
+    atomic_on, atomic_write_to, flush_of, pattern, read_from, request, send, write_operation, write_to,
+};
 
 pub(crate) const PD: PdId = PdId(7);
 pub(crate) const SEND_CQ: CqId = CqId(1);
@@ -127,6 +129,7 @@ impl Default for Setup {
                 read: true,
                 write: true,
                 atomic: true,
+                flush: EVERYWHERE,
             },
             signal_all: false,
             v6: false,

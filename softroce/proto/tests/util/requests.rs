@@ -1,6 +1,6 @@
 //! Work requests and payloads of the tests.
 
-use doorbell_roce_proto::memory::{AtomicOp, Sge};
+use doorbell_roce_proto::memory::{AtomicOp, Flush, Placement, Sge};
 use doorbell_roce_proto::work::{Operation, Payload, SendRequest};
 
 use super::memory;
@@ -47,6 +47,29 @@ pub(crate) fn atomic_on<'a>(wr_id: u64, result: &'a [Sge], target: Sge, op: Atom
         op,
     };
     request(wr_id, operation, result)
+}
+
+pub(crate) fn atomic_write_to(wr_id: u64, target: Sge, word: [u8; 8]) -> SendRequest<'static> {
+    let operation = Operation::AtomicWrite {
+        addr: target.addr,
+        rkey: memory::rkey(target),
+        word,
+    };
+    request(wr_id, operation, &[])
+}
+
+pub(crate) fn flush_of(wr_id: u64, target: Sge) -> SendRequest<'static> {
+    let flush = Flush {
+        addr: target.addr,
+        rkey: memory::rkey(target),
+        len: target.len,
+        whole_region: false,
+        placement: Placement {
+            global: true,
+            persistent: false,
+        },
+    };
+    request(wr_id, Operation::Flush(flush), &[])
 }
 
 pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {

@@ -108,6 +108,18 @@ fn rejected_with_a_reason_and_without_an_answer() {
         client.destroy();
     }
 
+    let client = connect();
+    let request = event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+    // SAFETY: live.
+    unsafe {
+        let server = Id((*request).id);
+        ok(rdma_ack_cm_event(request));
+        ok(rdma_reject_ece(server.0, ptr::null(), 0));
+        server.destroy();
+    }
+    assert_eq!(expect_event(active, RDMA_CM_EVENT_REJECTED), 35, "a vendor's option");
+    client.destroy();
+
     // The request has not been taken when its listener is destroyed.
     let client = connect();
     // Readable, so the request is there.

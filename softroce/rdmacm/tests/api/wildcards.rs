@@ -1,7 +1,8 @@
 //! Wildcard addresses: the unspecified ones, and those of loopback that no device has.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::ptr;
+use std::process::Command;
+use std::{env, fs, ptr};
 
 use doorbell_softroce_rdmacm::*;
 use doorbell_verbs_sys::rdmacm::*;
@@ -79,21 +80,45 @@ fn loopback_and_the_unspecified_address_resolve_to_a_device() {
     }
 }
 
-fn bind(id: Id, afonly: Option<i32>, to: SocketAddr) -> i32 {
+fn set(id: Id, option: u32, mut value: i32) -> i32 {
+    let (level, option) = (RDMA_OPTION_ID as i32, option as i32);
     // SAFETY: live; the option has the length of an int.
-    unsafe {
-        if let Some(mut afonly) = afonly {
-            let (level, option) = (RDMA_OPTION_ID as i32, RDMA_OPTION_ID_AFONLY as i32);
-            ok(rdma_set_option(
-                id.0,
-                level,
-                option,
-                (&raw mut afonly).cast(),
-                size_of_val(&afonly),
-            ));
-        }
-        rdma_bind_addr(id.0, at(&sys(to)))
+    unsafe { rdma_set_option(id.0, level, option, (&raw mut value).cast(), size_of_val(&value)) }
+}
+
+fn bind(id: Id, afonly: Option<i32>, to: SocketAddr) -> i32 {
+    if let Some(afonly) = afonly {
+        ok(set(id, RDMA_OPTION_ID_AFONLY, afonly));
     }
+    // SAFETY: live.
+    unsafe { rdma_bind_addr(id.0, at(&sys(to))) }
+}
+
+/// Until it listens, what an identifier permits others changes for them, too.
+#[test]
+fn options_of_a_bound_identifier_count_from_then_on() {
+    let port = fresh(1).port();
+    let v4 = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
+    let v6 = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
+    let [first, second, third] = [0; 3].map(|_| Id::new(ptr::null_mut(), RDMA_PS_TCP));
+    ok(bind(first, Some(0), v4));
+    fails(bind(second, Some(1), v6), libc::EADDRNOTAVAIL);
+    ok(set(first, RDMA_OPTION_ID_AFONLY, 1));
+    ok(bind(second, Some(1), v6));
+    ok(set(third, RDMA_OPTION_ID_REUSEADDR, 1));
+    fails(bind(third, None, v4), libc::EADDRNOTAVAIL);
+    for id in [first, second] {
+        ok(set(id, RDMA_OPTION_ID_REUSEADDR, 1));
+        fails(set(id, RDMA_OPTION_ID_REUSEADDR, 0), libc::EINVAL);
+    }
+    ok(bind(third, None, v4));
+    third.destroy();
+    // SAFETY: live.
+    ok(unsafe { rdma_listen(first.0, 1) });
+    fails(set(first, RDMA_OPTION_ID_AFONLY, 0), libc::EINVAL);
+    fails(set(first, RDMA_OPTION_ID_REUSEADDR, 1), libc::EINVAL);
+    first.destroy();
+    second.destroy();
 }
 
 #[test]
@@ -128,4 +153,34 @@ fn families_share_a_port_if_both_are_used_without_the_other() {
         first.destroy();
         second.destroy();
     }
+}
+
+/// In a network namespace, in which the test runs itself again.
+#[test]
+fn an_ipv6_wildcard_is_of_its_family_alone_where_the_system_says_so() {
+    const SETTING: &str = "/proc/sys/net/ipv6/bindv6only";
+    if fs::read_to_string(SETTING).is_ok_and(|text| text.trim() == "1") {
+        let port = fresh(1).port();
+        let [first, second] = [0; 2].map(|_| Id::new(ptr::null_mut(), RDMA_PS_TCP));
+        ok(bind(first, None, SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port)));
+        ok(bind(second, None, SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port)));
+        first.destroy();
+        second.destroy();
+        return;
+    }
+    let prepare = format!("ip link set lo up && echo 1 > {SETTING}");
+    let inside = |script: &str| {
+        let mut command = Command::new("unshare");
+        command
+            .args(["-rn", "sh", "-c", script])
+            .arg(env::current_exe().unwrap());
+        command.status().is_ok_and(|status| status.success())
+    };
+    if !inside(&prepare) {
+        println!("skipped: this machine does not permit network namespaces, or has no ip(8)");
+        return;
+    }
+    let name = "an_ipv6_wildcard_is_of_its_family_alone_where_the_system_says_so";
+    let run = format!("{prepare} && exec \"$0\" wildcards::{name} --exact --nocapture");
+    assert!(inside(&run), "the test in the namespace failed");
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use arbitrary::{Result, Unstructured};
 use doorbell_roce_proto::cm::MAD_LEN;
 use doorbell_roce_proto::wire::{
-    self, Aeth, AtomicAckEth, AtomicEth, Bth, Credits, Deth, Extension, Ieth, ImmDt, Layout, Nak, Opcode, Reth,
+    self, Aeth, AtomicAckEth, AtomicEth, Bth, Credits, Deth, Extension, Feth, Ieth, ImmDt, Layout, Nak, Opcode, Reth,
     RnrTimer, Syndrome, XrcEth,
 };
 use doorbell_roce_proto::{Psn, Qpn, mad_of};
@@ -147,6 +147,13 @@ impl World {
                 swap_add: va,
                 compare: 0,
             }),
+            Layout::FethReth => Extension::FethReth(
+                Feth {
+                    plt: input.arbitrary::<u8>()? & 0xf,
+                    sel: input.arbitrary::<u8>()? & 3,
+                },
+                reth,
+            ),
             Layout::Deth => Extension::Deth(deth),
             Layout::DethImm => Extension::DethImm(deth, imm),
         })

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use arbitrary::{Result, Unstructured};
 use doorbell_roce_proto::cm::MAD_LEN;
-use doorbell_roce_proto::memory::{AtomicOp, Bind, Sge};
+use doorbell_roce_proto::memory::{AtomicOp, Bind, Flush, Placement, Sge};
 use doorbell_roce_proto::qp::{Path, RemoteAccess};
 use doorbell_roce_proto::work::{Destination, Operation, Payload, ReceiveRequest, SendRequest};
 use doorbell_roce_proto::{LKey, RKey};
@@ -79,7 +79,7 @@ impl World {
     fn operation(&self, input: &mut Unstructured<'_>) -> Result<Operation> {
         let (addr, rkey) = self.remote(input)?;
         let imm = input.arbitrary::<bool>()?.then_some(7);
-        Ok(match input.arbitrary::<u8>()? % 9 {
+        Ok(match input.arbitrary::<u8>()? % 11 {
             0 | 1 => Operation::Send { imm },
             2 => Operation::SendInvalidate { rkey: self.window },
             3 => Operation::Write { addr, rkey, imm },
@@ -95,6 +95,21 @@ impl World {
                 op: AtomicOp::CompareSwap { compare: 0, swap: addr },
             },
             7 => Operation::Invalidate { rkey: self.window },
+            8 => Operation::AtomicWrite {
+                addr: addr & !7,
+                rkey,
+                word: addr.to_ne_bytes(),
+            },
+            9 => Operation::Flush(Flush {
+                addr,
+                rkey,
+                len: input.arbitrary()?,
+                whole_region: imm.is_some(),
+                placement: Placement {
+                    global: true,
+                    persistent: false,
+                },
+            }),
             _ => Operation::Bind(Bind {
                 rkey: self.window,
                 region: LKey(rkey.0),
@@ -104,6 +119,7 @@ impl World {
                     read: true,
                     write: imm.is_some(),
                     atomic: false,
+                    ..RemoteAccess::default()
                 },
                 zero_based: false,
             }),

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use doorbell_roce_proto::memory::{
-    AccessContext, AccessError, AtomicOp, Bind, CopyError, Invalidator, Memory, PdId, RemoteRight, Sge,
+    AccessContext, AccessError, AtomicOp, Bind, CopyError, Flush, Invalidator, Memory, PdId, RemoteRight, Sge,
 };
 use doorbell_roce_proto::qp::LinkId;
 use doorbell_roce_proto::wire::{Bth, Opcode};
@@ -73,6 +73,20 @@ impl Memory for ShmMemory<'_> {
         self.table.remote_atomic(via, rkey, addr, op)
     }
 
+    fn remote_atomic_write(
+        &mut self,
+        via: AccessContext,
+        rkey: RKey,
+        addr: u64,
+        word: [u8; 8],
+    ) -> Result<(), AccessError> {
+        self.table.remote_atomic_write(via, rkey, addr, word)
+    }
+
+    fn remote_flush(&mut self, via: AccessContext, flush: &Flush) -> Result<(), AccessError> {
+        self.table.remote_flush(via, flush)
+    }
+
     fn bind(&mut self, via: AccessContext, bind: &Bind) -> Result<(), AccessError> {
         self.table.bind(via, bind)
     }
@@ -99,6 +113,13 @@ impl Memory for ShmMemory<'_> {
         let (key, location) = table.write_target(via, rkey, addr, len)?;
         // SAFETY: inside a region with REMOTE_WRITE, or a window with it, thus to be written.
         unsafe { payload.fetch(0, len, (key, table), location) }
+    }
+
+    fn remote_atomic_write_by_ref(&mut self, via: AccessContext, rkey: RKey, addr: u64) -> Result<(), CopyError> {
+        let Self { table, payload, .. } = self;
+        let (key, location) = table.word_target(via, rkey, addr)?;
+        // SAFETY: as in `remote_write_by_ref`, for a word.
+        unsafe { payload.fetch(0, size_of::<u64>(), (key, table), location) }
     }
 
     fn is_device_memory(&mut self, pd: PdId, sges: &[Sge]) -> bool {

@@ -74,7 +74,13 @@ pub(crate) fn is_response(opcode: u8) -> bool {
 
 /// Whether it accesses memory as it is when handled: a READ or an atomic request.
 pub(crate) fn is_immediate(opcode: u8) -> bool {
-    let immediate = [Opcode::RcReadRequest, Opcode::RcCompareSwap, Opcode::RcFetchAdd];
+    let immediate = [
+        Opcode::RcReadRequest,
+        Opcode::RcCompareSwap,
+        Opcode::RcFetchAdd,
+        Opcode::RcAtomicWrite,
+        Opcode::RcFlush,
+    ];
     immediate.iter().any(|one| one.code() == opcode & !SERVICE)
 }
 

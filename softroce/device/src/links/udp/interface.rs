@@ -1,6 +1,7 @@
 //! The interface of an address: its MTU and its state.
 
 use super::sys;
+use doorbell_roce_proto::Mtu;
 use nix::errno::Errno;
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
@@ -56,6 +57,8 @@ pub struct PortState {
     pub addressed: bool,
     /// The interface's index; 0 where it is unknown.
     pub interface: u32,
+    /// The largest path MTU of the interface; `None` where it is unknown.
+    pub mtu: Option<Mtu>,
 }
 
 impl PortState {
@@ -64,6 +67,7 @@ impl PortState {
         active: true,
         addressed: true,
         interface: 0,
+        mtu: None,
     };
 }
 
@@ -123,6 +127,9 @@ impl PortWatch {
             active,
             addressed,
             interface: if_nametoindex(&*self.interface).unwrap_or(0),
+            mtu: sys::interface_mtu(self.notices.as_fd(), &self.interface)
+                .ok()
+                .and_then(Mtu::for_netdev),
         })
     }
 }

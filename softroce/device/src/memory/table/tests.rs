@@ -1,6 +1,7 @@
 //! Each reason to refuse an access, and the copies.
 
 use doorbell_roce_proto::Qpn;
+use doorbell_roce_proto::memory::Placement;
 
 use super::*;
 use crate::capacity;
@@ -14,6 +15,7 @@ const ALL: Rights = Rights {
     remote_atomic: true,
     bind: true,
     on_demand: false,
+    flush_global: true,
 };
 /// The queue pair through which peers access memory.
 const VIA: AccessContext = AccessContext {
@@ -202,4 +204,68 @@ fn tags_do_not_repeat_predictably() {
         table.remove(key);
     }
     assert!(tags.len() > 32, "64 random tags of 16 bits: {}", tags.len());
+}
+
+#[test]
+fn an_atomic_write_is_one_store_or_none() {
+    #[repr(align(8))]
+    struct Aligned([u8; 32]);
+    let mut bytes = Aligned([0; 32]);
+    let word = [1, 2, 3, 4, 5, 6, 7, 8];
+    for (start, possible) in [(0, Ok(())), (8, Ok(())), (4, Err(AccessError))] {
+        // The I/O virtual address is aligned in any case.
+        let (mut table, key) = table_of(&mut bytes.0[start..start + 16], 0x1000, ALL);
+        assert_eq!(table.remote_atomic_write(VIA, RKey(key), 0x1000, word), possible);
+        assert_eq!(
+            table.remote_atomic_write(VIA, RKey(key), 0x1010, word),
+            Err(AccessError)
+        );
+    }
+    assert_eq!((&bytes.0[..8], &bytes.0[8..16]), (&word[..], &word[..]));
+    assert_eq!(bytes.0[16..], [0; 16]);
+    let read_only = Rights {
+        remote_write: false,
+        ..ALL
+    };
+    let (mut table, key) = table_of(&mut bytes.0, 0, read_only);
+    assert_eq!(table.remote_atomic_write(VIA, RKey(key), 0, [0; 8]), Err(AccessError));
+}
+
+#[test]
+fn a_flush_needs_its_right_on_its_range() {
+    let mut bytes = [0; 64];
+    let global = |key, addr, len| Flush {
+        addr,
+        rkey: RKey(key),
+        len,
+        whole_region: false,
+        placement: Placement {
+            global: true,
+            persistent: false,
+        },
+    };
+    let (mut table, key) = table_of(&mut bytes, 0x1000, ALL);
+    assert_eq!(table.remote_flush(VIA, &global(key, 0x1000, 64)), Ok(()));
+    let mut refused = |flush| assert_eq!(table.remote_flush(VIA, &flush), Err(AccessError), "{flush:?}");
+    refused(global(key, 0x1000, 65));
+    refused(global(key, 0x1041, 0));
+    refused(global(key + 0x100, 0x1000, 1));
+    refused(Flush {
+        placement: Placement {
+            global: false,
+            persistent: true,
+        },
+        ..global(key, 0x1000, 64)
+    });
+    let whole = Flush {
+        whole_region: true,
+        ..global(key, 0, u32::MAX)
+    };
+    assert_eq!(table.remote_flush(VIA, &whole), Ok(()));
+    let none = Rights {
+        flush_global: false,
+        ..ALL
+    };
+    let (mut table, key) = table_of(&mut bytes, 0, none);
+    assert_eq!(table.remote_flush(VIA, &global(key, 0, 1)), Err(AccessError));
 }

@@ -37,6 +37,13 @@ impl Requester {
         if !direct.execute(path, &request.operation, request.payload) {
             return false;
         }
+        let counters = &mut out.counters;
+        let bytes = if rd_atomic {
+            &mut counters.rx_bytes
+        } else {
+            &mut counters.tx_bytes
+        };
+        *bytes += u64::from(len);
         if request.signaled || self.signal_all {
             let opcode = request.operation.completion_opcode();
             self.report(request.wr_id, Status::Success, opcode, len, connection, out);

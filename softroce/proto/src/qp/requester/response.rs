@@ -117,7 +117,7 @@ impl Requester {
             .aeth()
             .is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack(_)));
         let wqe = match self.find_wqe(number) {
-            Some(wqe) if matches!(wqe.operation, Operation::Read { .. }) && !refused => wqe,
+            Some(wqe) if wqe.operation.awaits_read_response() && !refused => wqe,
             _ => {
                 out.counters.unexpected_responses += 1;
                 return Ok(());

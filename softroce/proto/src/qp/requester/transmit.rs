@@ -6,7 +6,7 @@ use crate::qp::packet::{PacketLens, PayloadLocation};
 use crate::qp::requester::{Requester, Timer};
 use crate::qp::send_queue::Wqe;
 use crate::qp::{Connection, sges};
-use crate::wire::{AtomicEth, Bth, Extension, Ieth, ImmDt, Opcode, Position, Reth, Transport};
+use crate::wire::{AtomicEth, Bth, Extension, Feth, Ieth, ImmDt, Opcode, Position, Reth, Transport};
 use crate::work::{Operation, Status};
 use crate::{Instant, RKey, icrc};
 
@@ -167,18 +167,19 @@ impl Requester {
         let index = self.next - wqe.first;
         let offset = index * connection.mtu as u64;
         let left = u64::from(wqe.len) - offset;
-        let (opcode, extension, payload, numbers) = match wqe.operation {
+        let part = left.min(connection.mtu as u64) as usize;
+        let (opcode, extension, len, numbers) = match wqe.operation {
             Operation::Send { imm } => {
                 let (opcode, extension) = send_headers(wqe, index, imm);
-                (opcode, extension, true, 1)
+                (opcode, extension, part, 1)
             }
             Operation::SendInvalidate { rkey } => {
                 let (opcode, extension) = send_invalidate_headers(wqe, index, rkey);
-                (opcode, extension, true, 1)
+                (opcode, extension, part, 1)
             }
             Operation::Write { addr, rkey, imm } => {
                 let (opcode, extension) = write_headers(wqe, index, addr, rkey, imm);
-                (opcode, extension, true, 1)
+                (opcode, extension, part, 1)
             }
             // A retransmitted READ starts at the first missing response (IBTA vol 1, 9.7.5.1.3).
             Operation::Read { addr, rkey } => {
@@ -186,7 +187,7 @@ impl Requester {
                 let numbers = self.part_end(wqe, self.next) - self.next;
                 let len = left.min(numbers * connection.mtu as u64) as u32;
                 let reth = Reth { va, rkey, len };
-                (Opcode::RcReadRequest, Extension::Reth(reth), false, numbers)
+                (Opcode::RcReadRequest, Extension::Reth(reth), 0, numbers)
             }
             Operation::Atomic { addr: va, rkey, op } => {
                 let (opcode, swap_add, compare) = match op {
@@ -199,14 +200,22 @@ impl Requester {
                     swap_add,
                     compare,
                 };
-                (opcode, Extension::Atomic(atomic), false, 1)
+                (opcode, Extension::Atomic(atomic), 0, 1)
+            }
+            Operation::AtomicWrite { addr: va, rkey, word } => {
+                let len = word.len();
+                let reth = Reth {
+                    va,
+                    rkey,
+                    len: len as u32,
+                };
+                (Opcode::RcAtomicWrite, Extension::Reth(reth), len, 1)
+            }
+            Operation::Flush(flush) => {
+                let (feth, reth) = Feth::of(&flush);
+                (Opcode::RcFlush, Extension::FethReth(feth, reth), 0, 1)
             }
             Operation::Bind(_) | Operation::Invalidate { .. } => return Ok(None),
-        };
-        let len = if payload {
-            left.min(connection.mtu as u64) as usize
-        } else {
-            0
         };
         let ends = self.next + numbers == wqe.end();
         let mut bth = connection.bth(opcode, self.psn(self.next));
@@ -220,7 +229,14 @@ impl Requester {
         let Some(written) = connection.write_packet_headers(buf, &bth, &extension, len, location) else {
             return Ok(None);
         };
-        if self.fill(&written, len, offset, memory, connection.pd, buf).is_err() {
+        let filled = match wqe.operation {
+            Operation::AtomicWrite { word, .. } => {
+                buf[written.header_len..][..len].copy_from_slice(&word);
+                Ok(())
+            }
+            _ => self.fill(&written, len, offset, memory, connection.pd, buf),
+        };
+        if filled.is_err() {
             return self.fail_or_stall(Status::LocalProtection).map(|()| None);
         }
         Ok(Some(RequestPacket {
@@ -237,7 +253,8 @@ impl Requester {
         connection: &Connection,
         memory: &mut M,
     ) -> PayloadLocation {
-        if self.queue.get(number).inline {
+        let wqe = self.queue.get(number);
+        if wqe.inline || wqe.operation.is_without_payload() {
             return PayloadLocation::Inline;
         }
         let device_memory =

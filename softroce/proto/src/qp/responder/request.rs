@@ -2,7 +2,8 @@
 
 use core::mem;
 
-use crate::memory::{AtomicOp, CopyError, Invalidator, Memory, RemoteRight};
+use crate::RKey;
+use crate::memory::{AtomicOp, CopyError, Flush, Invalidator, Memory, RemoteRight};
 use crate::outbox::Outbox;
 use crate::qp::packet::{InboundPacket, PayloadSource};
 use crate::qp::responder::replies::{ReadStream, ReplyKind};
@@ -13,12 +14,19 @@ use crate::work::{CompletionOpcode, Status};
 
 const MASK_24: u32 = 0x00ff_ffff;
 
+/// The READ whose response acknowledges an atomic WRITE or a FLUSH.
+const NO_BYTES: Reth = Reth {
+    va: 0,
+    rkey: RKey(0),
+    len: 0,
+};
+
 pub(super) enum Executed {
     /// Part of a message that continues.
     Partial,
     /// The end of a message.
     Message,
-    /// A READ or atomic, which takes this many PSNs and has a reply of its own.
+    /// A READ, atomic, atomic WRITE or FLUSH: takes this many PSNs and has a reply of its own.
     RdAtomic(u32),
     ReceiverNotReady,
     /// The payload cannot be read: the packet counts as lost.
@@ -103,6 +111,13 @@ impl Responder {
             (Operation::ReadRequest, Extension::Reth(reth)) => self.read(&reth, connection, memory)?,
             (Operation::CompareSwap | Operation::FetchAdd, Extension::Atomic(atomic)) => {
                 self.atomic(&packet.bth, &atomic, connection, memory)?
+            }
+            (Operation::AtomicWrite, Extension::Reth(reth)) => {
+                self.atomic_write(packet.payload, &reth, connection, memory)?
+            }
+            (Operation::Flush, Extension::FethReth(feth, reth)) => {
+                let flush = feth.flush(&reth).ok_or(FatalNak::INVALID_REQUEST)?;
+                self.flush_memory(&flush, connection, memory)?
             }
             _ => return Err(FatalNak::INVALID_REQUEST),
         };
@@ -323,6 +338,60 @@ impl Responder {
         Ok(Executed::RdAtomic(1))
     }
 
+    /// An atomic WRITE: executed now, and acknowledged as a READ of no bytes is (annex A19).
+    fn atomic_write<M: Memory>(
+        &mut self,
+        payload: PayloadSource<'_>,
+        reth: &Reth,
+        connection: &Connection,
+        memory: &mut M,
+    ) -> Result<Executed, FatalNak> {
+        let whole = payload.len() == size_of::<u64>() && reth.len as usize == payload.len();
+        let aligned = reth.va.is_multiple_of(8);
+        if !self.limits.access.write || !self.may_accept_rd_atomic() || !whole || !aligned {
+            return Err(FatalNak::INVALID_REQUEST);
+        }
+        let (context, rkey, addr) = (connection.access_context(), reth.rkey, reth.va);
+        let written = match payload {
+            PayloadSource::Bytes(bytes) => {
+                let word = bytes.try_into().map_err(|_| FatalNak::INVALID_REQUEST)?;
+                memory
+                    .remote_atomic_write(context, rkey, addr, word)
+                    .map_err(CopyError::from)
+            }
+            PayloadSource::ByRef { .. } => memory.remote_atomic_write_by_ref(context, rkey, addr),
+        };
+        match written {
+            Ok(()) => Ok(self.reply_without_data(connection)),
+            Err(CopyError::Gone) => Ok(Executed::PayloadLost),
+            Err(CopyError::Access) => Err(FatalNak::REMOTE_ACCESS),
+        }
+    }
+
+    /// A FLUSH: what was executed before is in memory, and is placed as required now.
+    fn flush_memory<M: Memory>(
+        &mut self,
+        flush: &Flush,
+        connection: &Connection,
+        memory: &mut M,
+    ) -> Result<Executed, FatalNak> {
+        let permitted = flush.placement.is_within(self.limits.access.flush) && flush.len <= MAX_MESSAGE;
+        if !permitted || !self.may_accept_rd_atomic() {
+            return Err(FatalNak::INVALID_REQUEST);
+        }
+        memory
+            .remote_flush(connection.access_context(), flush)
+            .map_err(|_| FatalNak::REMOTE_ACCESS)?;
+        Ok(self.reply_without_data(connection))
+    }
+
+    fn reply_without_data(&mut self, connection: &Connection) -> Executed {
+        self.msn = (self.msn + 1) & MASK_24;
+        let stream = read_stream(&NO_BYTES, connection);
+        self.replies.data(self.expected, self.msn, ReplyKind::Read(stream));
+        Executed::RdAtomic(stream.packets)
+    }
+
     /// Between messages, and within max_dest_rd_atomic (IBTA vol 1, 9.7.4.1.5, 9.4.4).
     fn may_accept_rd_atomic(&self) -> bool {
         self.message == InboundMessage::None && self.replies.outstanding() < self.limits.max_dest_rd_atomic
@@ -341,6 +410,11 @@ impl Responder {
                     self.replies
                         .duplicate_data(psn, self.msn, ReplyKind::Read(stream), depth);
                 }
+            }
+            (Operation::AtomicWrite | Operation::Flush, _) => {
+                let stream = read_stream(&NO_BYTES, connection);
+                self.replies
+                    .duplicate_data(psn, self.msn, ReplyKind::Read(stream), depth);
             }
             (_, Extension::Atomic(_)) => {
                 if let Some(original) = self.atomic_replay.find(psn) {

@@ -1,7 +1,7 @@
 //! Each reason to refuse a binding, an access through a window, and an invalidation.
 
 use doorbell_roce_proto::LKey;
-use doorbell_roce_proto::memory::Memory;
+use doorbell_roce_proto::memory::{Memory, Placement};
 
 use super::*;
 use crate::memory::table::Region;
@@ -24,6 +24,7 @@ const ALL: RemoteAccess = RemoteAccess {
     read: true,
     write: true,
     atomic: true,
+    flush: Placement::NONE,
 };
 const BINDABLE: Rights = Rights {
     local_write: true,
@@ -32,6 +33,7 @@ const BINDABLE: Rights = Rights {
     remote_atomic: false,
     bind: true,
     on_demand: false,
+    flush_global: true,
 };
 const IOVA: u64 = 0x1_0000;
 
