@@ -178,7 +178,7 @@ fn changes_that_are_refused_change_nothing() {
             region.change(rights, none, nowhere, 0, IBV_ACCESS_ZERO_BASED),
             libc::EINVAL,
         ),
-        (region.change(rights, none, nowhere, 0, 1 << 9), libc::EOPNOTSUPP),
+        (region.change(rights, none, nowhere, 0, 1 << 12), libc::EOPNOTSUPP),
         // Of another context, here of another device.
         (region.change(domain, a.pd, nowhere, 0, 0), libc::EINVAL),
     ];

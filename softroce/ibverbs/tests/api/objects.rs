@@ -66,7 +66,10 @@ fn device_port_and_gid() {
             (extended.completion_timestamp_mask, extended.hca_core_clock),
             (u64::MAX, 1_000_000)
         );
-        assert_eq!(extended.device_cap_flags_ex, u64::from(device.device_cap_flags));
+        // Atomic WRITE, and FLUSH of global visibility.
+        let placement = 1_u64 << 40 | 1 << 38;
+        let flags = u64::from(device.device_cap_flags);
+        assert_eq!(extended.device_cap_flags_ex, flags | placement);
         let paging = u64::from(IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
         assert_eq!((extended.odp_caps.general_caps, extended.raw_packet_caps), (paging, 0));
         // An older program has a shorter struct, a newer one a longer one.
@@ -196,7 +199,7 @@ fn invalid_registrations() {
     refused(&mut word, 0, ALL_RIGHTS, libc::EINVAL);
     refused(&mut word, usize::MAX, ALL_RIGHTS, libc::EINVAL);
     refused(&mut word, 8, IBV_ACCESS_REMOTE_WRITE, libc::EINVAL);
-    refused(&mut word, 8, 1 << 9, libc::EOPNOTSUPP);
+    refused(&mut word, 8, 1 << 12, libc::EOPNOTSUPP);
     refused(
         ptr::without_provenance_mut(4096),
         8,
