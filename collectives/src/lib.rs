@@ -65,6 +65,7 @@
 
 pub mod algorithm;
 pub mod bootstrap;
+mod by_name;
 pub mod communicator;
 pub mod cost;
 pub mod executor;
