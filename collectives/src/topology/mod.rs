@@ -6,6 +6,8 @@
 
 mod cycle;
 mod draw;
+#[cfg(feature = "gpu")]
+mod driver;
 mod gpu;
 mod member;
 mod order;
@@ -17,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::named;
 
+#[cfg(feature = "gpu")]
 pub use doorbell_nvml::LIBRARY_VARIABLE as NVML_LIBRARY_VARIABLE;
 pub use gpu::{Gpu, GpuPeer, NvLink, NvLinkEnd, NvLinkGroup, least_nvlink};
 pub use member::Member;
