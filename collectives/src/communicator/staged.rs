@@ -23,8 +23,7 @@ impl Communicator {
     /// Runs an operation on segments of this communicator, from their beginnings.
     ///
     /// # Errors
-    /// As [`Call::wait`](super::call::Call::wait); [`CollectiveError::Misuse`] where a segment is too
-    /// short.
+    /// As of any operation; [`CollectiveError::Misuse`] where a segment is too short.
     pub(crate) fn run_staged(
         &self,
         collective: Collective,
