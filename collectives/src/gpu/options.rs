@@ -52,8 +52,9 @@ const VARIABLE: &str = "DOORBELL_GPU";
 
 impl GpuOptions {
     /// Options from the environment: `DOORBELL_GPU` has settings, as
-    /// `executor=copies,slice=1048576`. `executor` is an [`Executor`]; `slice`, `cut`, `staging` and `fifos` are bytes; `copiers` is
-    /// a number from 1 to 4, `blocks` one from 1 to 256, and `share` one from 1 to 99.
+    /// `executor=copies,slice=1048576`. `executor` is an [`Executor`]; `slice`, `cut`, `staging`
+    /// and `fifos` are bytes; `copiers` is a number from 1 to 4, `blocks` one from 1 to 256, and
+    /// `share` one from 1 to 99.
     ///
     /// # Errors
     /// An invalid setting.

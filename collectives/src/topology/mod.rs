@@ -1,8 +1,8 @@
 //! Topology: adapters and GPUs of a host, their distances, and the order of ranks in a ring.
 //!
 //! [`Host::read`] reads sysfs, below any root; [`Host::query_driver`] adds NVLinks from
-//! NVIDIA's driver. [`Distance`] is by the nearest common ancestor of two devices. [`ring`] orders ranks by
-//! their [`Member`]s so that each host is entered once and near ranks are neighbours.
+//! NVIDIA's driver. [`Distance`] is by the nearest common ancestor of two devices. [`ring`] orders
+//! ranks by their [`Member`]s so that each host is entered once and near ranks are neighbours.
 
 mod cycle;
 mod draw;
