@@ -59,16 +59,18 @@
 //!   ranks; [`failure`]: failure detection and agreement.
 //! - [`algorithm`] and [`plan`]: schedules, with a text form, drawings and a checker; [`executor`]:
 //!   runs plans; [`kernel`]: reductions by type and operator.
-//! - [`gpu`]: the same collectives on GPU memory, stream-ordered.
+//! - `gpu`, with the feature of that name: the same collectives on GPU memory, stream-ordered.
 //! - [`cost`], [`tune`], [`topology`]: the choice of algorithm and protocol, and its reasons;
 //!   [`simulate`]: simulated fabrics.
 
 pub mod algorithm;
 pub mod bootstrap;
+mod by_name;
 pub mod communicator;
 pub mod cost;
 pub mod executor;
 pub mod failure;
+#[cfg(feature = "gpu")]
 pub mod gpu;
 pub mod kernel;
 mod memory;

@@ -379,7 +379,7 @@ fn operations_on_gpus_are_right_by_each_executor() {
     for executor in ["kernel", "copies", "staged"] {
         for operation in ["allreduce", "allgather", "reduce-scatter", "broadcast"] {
             let mut command = with_gpus(&format!("{operation} --ranks 2 -b 8 -e 64K -f 128 -n 2"));
-            command.env("DOORBELL_GPU_EXECUTOR", executor);
+            command.env("DOORBELL_GPU", format!("executor={executor}"));
             let report = json_of(command);
             right(&report, 2);
             assert_eq!(report["results"][0]["protocol"], executor);
@@ -388,7 +388,7 @@ fn operations_on_gpus_are_right_by_each_executor() {
     }
     for (operation, by) in [("allreduce", "split"), ("broadcast", "split"), ("allgather", "kernel")] {
         let mut command = with_gpus(&format!("{operation} --ranks 2 -b 256K -e 256K -n 2 --graph"));
-        command.env("DOORBELL_GPU_EXECUTOR", "split");
+        command.env("DOORBELL_GPU", "executor=split");
         let report = json_of(command);
         right(&report, 1);
         assert_eq!(report["results"][0]["protocol"], by);

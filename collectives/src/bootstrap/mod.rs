@@ -35,6 +35,7 @@ pub use rendezvous::{Rendezvous, RendezvousServer};
 pub use secret::Secret;
 
 pub(crate) use mesh::GroupId;
+#[cfg(feature = "gpu")]
 pub(crate) use secret::random;
 pub(crate) use wire::{Reader, put_text};
 

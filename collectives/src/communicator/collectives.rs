@@ -3,15 +3,11 @@
 //! The plain name is in place: the output replaces the input, as
 //! [`Shape::shared`](crate::plan::Shape::shared) defines; `…_into` has separate input and output.
 
-use std::sync::Arc;
-
 use super::call::{Call, OperationSpec, Reduction};
 use super::data::{BufferRef, Source, Target};
 use super::{CollectiveError, Communicator};
 use crate::kernel::Element;
-use crate::memory::Segment;
 use crate::plan::Collective;
-use crate::reference::Case;
 use crate::types::{DataType, Rank, ReduceOp};
 
 pub(super) fn misuse<T>(collective: Collective, what: impl Into<String>) -> Result<T, CollectiveError> {
@@ -65,44 +61,6 @@ impl Communicator {
             input,
             output,
         }
-    }
-
-    /// Runs an operation on segments of this communicator, from their beginnings.
-    ///
-    /// # Errors
-    /// As [`Call::wait`]; [`CollectiveError::Misuse`] where a segment is too short.
-    pub(crate) fn run_staged(
-        &self,
-        collective: Collective,
-        root: Rank,
-        reduction: Reduction,
-        (data, count): (DataType, u64),
-        input: Option<&Arc<Segment>>,
-        output: Option<&Arc<Segment>>,
-    ) -> Result<(), CollectiveError> {
-        let case = Case {
-            collective,
-            ranks: self.ranks,
-            root,
-            count,
-        };
-        let fits = |segment: Option<&Arc<Segment>>, elements: u64| {
-            let bytes = elements.saturating_mul(data.bytes() as u64);
-            segment.map_or(0, |segment| segment.len() as u64) >= bytes
-        };
-        if !fits(input, case.input(self.rank)) || !fits(output, case.output(self.rank)) {
-            return misuse(collective, "memory of the host is shorter than the operation");
-        }
-        let buffer = |segment: Option<&Arc<Segment>>| segment.map_or(BufferRef::NONE, BufferRef::segment);
-        let spec = self.with_root(
-            self.spec_of(collective, (data, count), buffer(input), buffer(output)),
-            root,
-        )?;
-        let spec = match collective.reduces() {
-            true => Self::with_reduction(spec, reduction)?,
-            false => spec,
-        };
-        self.shared.run(spec, &self.settings())
     }
 
     pub(super) fn part(&self, collective: Collective, len: usize) -> Result<usize, CollectiveError> {

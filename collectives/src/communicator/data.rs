@@ -75,6 +75,7 @@ impl BufferRef {
         }
     }
 
+    #[cfg(feature = "gpu")]
     pub(super) fn segment(segment: &Arc<Segment>) -> Self {
         Self {
             start: segment.start(),

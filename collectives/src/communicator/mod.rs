@@ -31,6 +31,8 @@ mod error;
 mod options;
 mod p2p;
 mod ragged;
+#[cfg(feature = "gpu")]
+mod staged;
 mod state;
 
 use std::fmt;
@@ -49,7 +51,6 @@ use drive::Shared;
 
 use crate::bootstrap::{Exchange, Member};
 use crate::kernel::Element;
-use crate::memory::Segment;
 use crate::plan::Collective;
 use crate::topology;
 use crate::tune::{Decision, Overrides, Tuner};
@@ -177,10 +178,6 @@ impl Communicator {
         Ok(CommBuffer::new(segment, len, self.number))
     }
 
-    pub(crate) fn segment(&self, bytes: usize) -> Result<Arc<Segment>, CollectiveError> {
-        Ok(self.shared.with(|state| state.engine.allocate(bytes.max(1)))?)
-    }
-
     /// Runs operations as a group: `build` adds them, and they are waited for when it returns. They
     /// run concurrently, as far as they use different channels.
     ///
@@ -218,10 +215,6 @@ impl Communicator {
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.shared.monitor.failed()
-    }
-
-    pub(crate) fn failure_error(&self) -> CollectiveError {
-        self.shared.why()
     }
 
     /// Finalises the communicator collectively: completes everything in flight, and returns when

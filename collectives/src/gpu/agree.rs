@@ -1,14 +1,23 @@
 //! Agreement among all ranks on the options of a GPU communicator and on its memory sizes.
 
 use doorbell_cuda::Context;
+use serde::{Deserialize, Serialize};
 
 use super::error::GpuError;
-use super::options::{Executor, GpuOptions};
+use super::options::GpuOptions;
 use super::peers::Sizes;
 use crate::communicator::Communicator;
 
 /// The default limit of staging memory.
 const STAGING: usize = 1 << 30;
+
+/// What a rank gives to the agreement.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Offer {
+    options: GpuOptions,
+    staging: usize,
+}
 
 /// Agrees on rank 0's options, and on the minimum of all ranks' memory sizes.
 pub(super) fn agree(
@@ -21,79 +30,30 @@ pub(super) fn agree(
         (None, Some(context)) => (context.device().total_memory()? / 32).min(STAGING),
         (None, None) => STAGING,
     };
-    let executor = options.executor.map_or(0, |executor| 1 + executor as u64);
-    let copiers = options.copiers.unwrap_or(0);
-    let sizes = options.sizes.unwrap_or_default();
-    let own = [
-        executor,
-        options.slice.unwrap_or(0),
-        copiers.into(),
-        options.blocks.unwrap_or(0).into(),
-        options.cut.unwrap_or(0).into(),
-        options.share.unwrap_or(0).into(),
-        sizes.flags as u64,
-        sizes.slots as u64,
-        sizes.small as u64,
-        sizes.fifos as u64,
-        staging as u64,
-    ];
-    let bytes: Vec<u8> = own.iter().flat_map(|number| number.to_be_bytes()).collect();
-    let messages = comm.with_exchange(|group| crate::bootstrap::Exchange::all_gather(group.control_mut(), &bytes))?;
-    let numbers = |message: &Vec<u8>| -> Vec<u64> {
-        message
-            .as_chunks::<8>()
-            .0
-            .iter()
-            .map(|bytes| u64::from_be_bytes(*bytes))
-            .collect()
-    };
-    let all: Vec<_> = messages.iter().map(numbers).collect();
-    let first = all
-        .first()
-        .filter(|first| all.iter().all(|one| one.len() == first.len() && one.len() == own.len()));
-    let Some(
-        &[
-            executor,
-            slice,
-            copiers,
-            blocks,
-            cut,
-            share,
-            flags,
-            slots,
-            small,
-            fifos,
-            _,
-        ],
-    ) = first.map(Vec::as_slice)
-    else {
-        return Err(GpuError::Refused {
-            what: "a communicator of GPUs",
-            reason: "a rank has left meanwhile, or the ranks are not of one release: run the same one everywhere"
-                .to_owned(),
-        });
-    };
+    let own = Offer { options, staging };
+    let exchange =
+        |bytes: &[u8]| comm.with_exchange(|group| crate::bootstrap::Exchange::all_gather(group.control_mut(), bytes));
+    let own = serde_json::to_vec(&own).map_err(|_| other_release())?;
+    let all = exchange(&own)?;
+    let all: Result<Vec<Offer>, _> = all.iter().map(|bytes| serde_json::from_slice(bytes)).collect();
+    let mut all = all.map_err(|_| other_release())?.into_iter();
+    let first = all.next().ok_or_else(other_release)?;
+    let staging = all.map(|offer| offer.staging).fold(first.staging, usize::min);
     let sizes = Sizes {
-        flags: flags as usize,
-        slots: slots as usize,
-        small: small as usize,
-        fifos: fifos as usize,
-        staging: all
-            .iter()
-            .filter_map(|one| one.last())
-            .min()
-            .map_or(0, |least| *least as usize),
+        staging,
+        ..first.options.sizes.unwrap_or_default()
     };
     let options = GpuOptions {
-        executor: executor
-            .checked_sub(1)
-            .and_then(|at| Executor::ALL.get(at as usize).copied()),
         sizes: Some(sizes),
-        slice: (slice > 0).then_some(slice),
-        copiers: (copiers > 0).then_some(copiers as u8),
-        blocks: (blocks > 0).then_some(blocks as u32),
-        cut: (cut > 0).then_some(cut as u32),
-        share: (share > 0).then_some(share as u8),
+        ..first.options
     };
     Ok((options, sizes))
+}
+
+fn other_release() -> GpuError {
+    GpuError::Refused {
+        what: "a communicator of GPUs",
+        reason: "a rank has left meanwhile, or the ranks are not of one release: run the same one everywhere"
+            .to_owned(),
+    }
 }

@@ -1,6 +1,8 @@
 //! Options of a GPU communicator.
 
-use std::ffi::OsString;
+use core::str::FromStr;
+
+use serde::{Deserialize, Serialize};
 
 use super::error::GpuError;
 use super::peers::Sizes;
@@ -25,9 +27,10 @@ named! {
 }
 
 /// Options of a GPU communicator: those of rank 0 apply, except memory sizes (the minimum).
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct GpuOptions {
     /// The executor of all operations; by default the best for each.
+    #[serde(with = "crate::by_name::optional")]
     pub executor: Option<Executor>,
     /// Bytes of the areas that ranks map of each other; by default the default sizes, with
     /// [staging](Sizes::staging) of a thirty-second of the device's memory, up to 1 GiB.
@@ -44,51 +47,56 @@ pub struct GpuOptions {
     pub share: Option<u8>,
 }
 
+/// The variable that sets options.
+const VARIABLE: &str = "DOORBELL_GPU";
+
 impl GpuOptions {
-    /// Options from the environment: `DOORBELL_GPU_EXECUTOR` is an [`Executor`],
-    /// `DOORBELL_GPU_SLICE`, `DOORBELL_GPU_CUT`, `DOORBELL_GPU_STAGING` and `DOORBELL_GPU_FIFOS`
-    /// are bytes, `DOORBELL_GPU_COPIERS` is a number from 1 to 4, `DOORBELL_GPU_BLOCKS` one from 1
-    /// to 256, and `DOORBELL_GPU_SHARE` one from 1 to 99.
+    /// Options from the environment: `DOORBELL_GPU` has settings, as
+    /// `executor=copies,slice=1048576`. `executor` is an [`Executor`]; `slice`, `cut`, `staging`
+    /// and `fifos` are bytes; `copiers` is a number from 1 to 4, `blocks` one from 1 to 256, and
+    /// `share` one from 1 to 99.
     ///
     /// # Errors
-    /// A variable with an invalid value.
+    /// An invalid setting.
     pub fn from_env() -> Result<Self, GpuError> {
-        Self::from(doorbell_trust::variable)
+        let settings = doorbell_trust::text_variable(VARIABLE).unwrap_or_default();
+        settings.parse()
     }
 
-    fn from(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self, GpuError> {
-        let text = |name: &'static str| {
-            let value = variable(name).filter(|value| !value.is_empty());
-            value.map(|value| value.to_string_lossy().into_owned())
-        };
-        let number = |name: &'static str, range: core::ops::RangeInclusive<u64>| {
-            let Some(value) = text(name) else { return Ok(None) };
+    fn set(&mut self, setting: &str) -> Result<(), String> {
+        let (name, value) = setting.split_once('=').ok_or("it is not NAME=VALUE")?;
+        let number = |range: core::ops::RangeInclusive<u64>| {
             let number = value.parse().ok().filter(|number| range.contains(number));
-            number.map(Some).ok_or_else(|| GpuError::Refused {
-                what: name,
-                reason: format!("{value:?} is no number from {} to {}", range.start(), range.end()),
-            })
+            number.ok_or_else(|| format!("{value:?} is no number from {} to {}", range.start(), range.end()))
         };
-        let executor = text("DOORBELL_GPU_EXECUTOR").map(|name| name.parse()).transpose();
-        let staging = number("DOORBELL_GPU_STAGING", 1 << 16..=1 << 40)?;
-        let fifos = number("DOORBELL_GPU_FIFOS", 1 << 16..=1 << 40)?;
-        let usual = Sizes::default();
-        Ok(Self {
-            executor: executor.map_err(|e: crate::UnknownName| GpuError::Refused {
-                what: "DOORBELL_GPU_EXECUTOR",
-                reason: e.to_string(),
-            })?,
-            sizes: staging.or(fifos).map(|_| Sizes {
-                staging: staging.map_or(usual.staging, |staging| staging as usize),
-                fifos: fifos.map_or(usual.fifos, |fifos| fifos as usize),
-                ..usual
-            }),
-            slice: number("DOORBELL_GPU_SLICE", 1 << 12..=1 << 40)?,
-            copiers: number("DOORBELL_GPU_COPIERS", 1..=4)?.map(|copiers| copiers as u8),
-            blocks: number("DOORBELL_GPU_BLOCKS", 1..=u64::from(MAX_BLOCKS))?.map(|blocks| blocks as u32),
-            cut: number("DOORBELL_GPU_CUT", 1 << 10..=1 << 20)?.map(|cut| cut as u32),
-            share: number("DOORBELL_GPU_SHARE", 1..=99)?.map(|share| share as u8),
-        })
+        let area = || number(1 << 16..=1 << 40).map(|bytes| bytes as usize);
+        match name {
+            "executor" => self.executor = Some(value.parse().map_err(|e: crate::UnknownName| e.to_string())?),
+            "slice" => self.slice = Some(number(1 << 12..=1 << 40)?),
+            "copiers" => self.copiers = Some(number(1..=4)? as u8),
+            "blocks" => self.blocks = Some(number(1..=u64::from(MAX_BLOCKS))? as u32),
+            "cut" => self.cut = Some(number(1 << 10..=1 << 20)? as u32),
+            "share" => self.share = Some(number(1..=99)? as u8),
+            "staging" => self.sizes.get_or_insert_default().staging = area()?,
+            "fifos" => self.sizes.get_or_insert_default().fifos = area()?,
+            _ => return Err("there is no such setting".to_owned()),
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for GpuOptions {
+    type Err = GpuError;
+
+    fn from_str(settings: &str) -> Result<Self, GpuError> {
+        let mut options = Self::default();
+        for setting in settings.split(',').filter(|setting| !setting.is_empty()) {
+            options.set(setting).map_err(|reason| GpuError::Refused {
+                what: VARIABLE,
+                reason: format!("{setting}: {reason}"),
+            })?;
+        }
+        Ok(options)
     }
 }
 
@@ -96,39 +104,39 @@ impl GpuOptions {
 mod tests {
     use super::*;
 
-    fn parsed(name: &str, value: &str) -> Result<GpuOptions, GpuError> {
-        GpuOptions::from(|requested| (requested == name).then(|| value.into()))
-    }
-
     #[test]
-    fn environment_variables_are_parsed() {
-        assert_eq!(GpuOptions::from(|_| None).unwrap(), GpuOptions::default());
-        assert_eq!(
-            parsed("DOORBELL_GPU_EXECUTOR", "staged").unwrap().executor,
-            Some(Executor::Staged)
-        );
-        assert_eq!(parsed("DOORBELL_GPU_SLICE", "1048576").unwrap().slice, Some(1 << 20));
-        assert_eq!(
-            parsed("DOORBELL_GPU_STAGING", "65536").unwrap().sizes.unwrap().staging,
-            65536
-        );
-        assert_eq!(
-            parsed("DOORBELL_GPU_FIFOS", "131072").unwrap().sizes.unwrap().fifos,
-            131_072
-        );
-        assert_eq!(parsed("DOORBELL_GPU_BLOCKS", "96").unwrap().blocks, Some(96));
-        assert_eq!(parsed("DOORBELL_GPU_CUT", "65536").unwrap().cut, Some(65536));
-        assert_eq!(parsed("DOORBELL_GPU_SHARE", "65").unwrap().share, Some(65));
-        for (name, value) in [
-            ("DOORBELL_GPU_EXECUTOR", "fast"),
-            ("DOORBELL_GPU_BLOCKS", "257"),
-            ("DOORBELL_GPU_SHARE", "100"),
-            ("DOORBELL_GPU_SLICE", "1M"),
-            ("DOORBELL_GPU_COPIERS", "9"),
+    fn settings_are_parsed() {
+        assert_eq!("".parse::<GpuOptions>().unwrap(), GpuOptions::default());
+        let settings =
+            "executor=staged,slice=1048576,staging=65536,fifos=131072,blocks=96,cut=65536,copiers=2,share=65";
+        let sizes = Sizes {
+            staging: 65536,
+            fifos: 131_072,
+            ..Sizes::default()
+        };
+        let options = GpuOptions {
+            executor: Some(Executor::Staged),
+            sizes: Some(sizes),
+            slice: Some(1 << 20),
+            copiers: Some(2),
+            blocks: Some(96),
+            cut: Some(65536),
+            share: Some(65),
+        };
+        assert_eq!(settings.parse::<GpuOptions>().unwrap(), options);
+        for setting in [
+            "executor=fast",
+            "blocks=257",
+            "share=100",
+            "slice=1M",
+            "copiers=9",
+            "speed=1",
+            "kernel",
         ] {
-            let error = parsed(name, value).unwrap_err().to_string();
+            let error = format!("cut=1024,{setting}").parse::<GpuOptions>().unwrap_err();
+            let error = error.to_string();
             assert!(
-                error.starts_with(name) && error.contains(value) && !error.contains('\n'),
+                error.starts_with("DOORBELL_GPU") && error.contains(setting) && !error.contains('\n'),
                 "{error}"
             );
         }

@@ -8,6 +8,7 @@
 use core::ops::Range;
 
 use doorbell_cuda::{Context, DeviceMemory, HostMemory, Memory, OwnedSpan, Shareable, Span, Stream};
+use serde::{Deserialize, Serialize};
 
 use super::descriptors;
 use super::error::GpuError;
@@ -24,7 +25,7 @@ const ALIGN: usize = 4096;
 const CONTROL: usize = 4096;
 
 /// Bytes of the areas of an arena, the same on all ranks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Sizes {
     /// The kernels' flags (default 1 MiB).
     pub flags: usize,

@@ -137,6 +137,7 @@ impl Scalar {
         self.over
     }
 
+    #[cfg(feature = "gpu")]
     pub(crate) fn bits(self) -> u64 {
         let bits = u64::from_le_bytes(self.bits.to_ne_bytes());
         match self.over.bytes() {

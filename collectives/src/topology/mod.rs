@@ -1,11 +1,13 @@
 //! Topology: adapters and GPUs of a host, their distances, and the order of ranks in a ring.
 //!
-//! [`Host::read`] reads sysfs, below any root; [`Host::add_gpus`] adds NVLinks from NVIDIA's
-//! driver. [`Distance`] is by the nearest common ancestor of two devices. [`ring`] orders ranks by
-//! their [`Member`]s so that each host is entered once and near ranks are neighbours.
+//! [`Host::read`] reads sysfs, below any root; [`Host::query_driver`] adds NVLinks from
+//! NVIDIA's driver. [`Distance`] is by the nearest common ancestor of two devices. [`ring`] orders
+//! ranks by their [`Member`]s so that each host is entered once and near ranks are neighbours.
 
 mod cycle;
 mod draw;
+#[cfg(feature = "gpu")]
+mod driver;
 mod gpu;
 mod member;
 mod order;
@@ -17,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::named;
 
+#[cfg(feature = "gpu")]
 pub use doorbell_nvml::LIBRARY_VARIABLE as NVML_LIBRARY_VARIABLE;
 pub use gpu::{Gpu, GpuPeer, NvLink, NvLinkEnd, NvLinkGroup, least_nvlink};
 pub use member::Member;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::*;
 use crate::types::Rank;
 
+#[cfg(feature = "gpu")]
 mod gpu;
 
 struct FakeSysfs(PathBuf);

@@ -18,7 +18,7 @@
 use core::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use super::{Overrides, TuningRequest};
 use crate::algorithm::Algorithm;
@@ -49,7 +49,7 @@ pub struct TuningFile {
 #[serde(deny_unknown_fields)]
 pub struct Rule {
     /// For this collective.
-    #[serde(with = "named")]
+    #[serde(with = "crate::by_name")]
     pub collective: Collective,
     /// From so many bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -61,10 +61,10 @@ pub struct Rule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<u32>,
     /// The algorithm.
-    #[serde(default, with = "named::optional", skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::by_name::optional", skip_serializing_if = "Option::is_none")]
     pub algorithm: Option<Algorithm>,
     /// The protocol.
-    #[serde(default, with = "named::optional", skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "crate::by_name::optional", skip_serializing_if = "Option::is_none")]
     pub protocol: Option<Protocol>,
     /// The channels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -219,40 +219,6 @@ impl TuningFile {
             }
         }
         costs
-    }
-}
-
-mod named {
-    use super::*;
-
-    pub(super) fn serialize<S: Serializer>(value: &impl fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(value)
-    }
-
-    pub(super) fn deserialize<'de, T: core::str::FromStr<Err: fmt::Display>, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<T, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        name.parse().map_err(serde::de::Error::custom)
-    }
-
-    pub(super) mod optional {
-        use super::*;
-
-        pub(in super::super) fn serialize<S: Serializer>(
-            value: &Option<impl fmt::Display>,
-            serializer: S,
-        ) -> Result<S::Ok, S::Error> {
-            value.as_ref().map(ToString::to_string).serialize(serializer)
-        }
-
-        pub(in super::super) fn deserialize<'de, T: core::str::FromStr<Err: fmt::Display>, D: Deserializer<'de>>(
-            deserializer: D,
-        ) -> Result<Option<T>, D::Error> {
-            let name = Option::<String>::deserialize(deserializer)?;
-            name.map(|name| name.parse().map_err(serde::de::Error::custom))
-                .transpose()
-        }
     }
 }
 

@@ -27,8 +27,8 @@ allreduce, 1 for broadcast, reduce and sendrecv, (p-1)/p for the others. Of nccl
 mean over the ranks, as with its -a 1.
 
 Environment: DOORBELL_ALGORITHM, DOORBELL_PROTOCOL, DOORBELL_CHANNELS, DOORBELL_SLICE and DOORBELL_TUNING (a file) choose where options do not; \
-DOORBELL_LINK=udp|local is for the userspace device. Of --gpu: DOORBELL_GPU_EXECUTOR=kernel|small|copies|split|staged, DOORBELL_GPU_SLICE, DOORBELL_GPU_CUT, DOORBELL_GPU_STAGING and DOORBELL_GPU_FIFOS (bytes), \
-DOORBELL_GPU_COPIERS (1 to 4), DOORBELL_GPU_BLOCKS (1 to 256), DOORBELL_GPU_SHARE (percent of the elements by copies).
+DOORBELL_LINK=udp|local is for the userspace device. Of --gpu: DOORBELL_GPU has settings, as executor=copies,slice=1048576: executor (kernel, small, copies, \
+split or staged), slice, cut, staging and fifos (bytes), copiers (1 to 4), blocks (1 to 256), share (percent of the elements by copies).
 
 Exit status: 0 done, 1 the test failed (wrong data, rank lost), 2 bad usage.";
 
