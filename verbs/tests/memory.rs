@@ -1,6 +1,7 @@
 //! Memory options, owners, huge pages, dma-bufs, device memory and changed rights.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use doorbell_verbs::{
     Buffer, BufferPool, HugePage, IntoMemoryError, Local, Memory, MemoryError, Opaque, PeerRead, PeerReadWrite,
@@ -146,6 +147,15 @@ fn shared_memory_is_a_file_that_keeps_its_length() {
         buffer[0] = 3;
         assert_eq!(buffer.region().addr, buffer.as_ptr() as u64);
         assert_eq!(buffer.into_memory().unwrap().into_vec()[0], 3);
+    }
+    // Also where others own it, too; but only as a whole.
+    for len in [LEN, LEN - 1] {
+        let mut memory = Memory::shared(LEN).unwrap();
+        let start = memory.as_mut_ptr();
+        // SAFETY: mapped until the owner is dropped; accessed by nothing.
+        let buffer = unsafe { pd.register_raw(start, len, Local, Arc::new(memory)) }.unwrap();
+        let (at, ..) = stub.region(buffer.region().lkey).unwrap();
+        assert_eq!(at == 0, len == LEN);
     }
 }
 

@@ -79,7 +79,9 @@ impl<K: MemoryKind> Buffer<K> {
 
 impl ProtectionDomain {
     /// Registers `len` bytes at `start` (ibv_reg_mr(3)), which remain the caller's: in several
-    /// domains, say. `owner` is dropped after deregistering; never, if the device refuses that.
+    /// domains, say. `owner` is dropped after deregistering; never, if the device refuses that. A
+    /// software device shares the bytes with its peers if they are all those of an `owner` that is
+    /// [`Memory::shared`](crate::Memory::shared).
     ///
     /// # Errors
     /// As for [`register`](Self::register).

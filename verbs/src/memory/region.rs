@@ -4,7 +4,7 @@ use core::ffi::c_uint;
 use core::mem::ManuallyDrop;
 use std::any::Any;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use doorbell_verbs_sys::{self as sys, inline};
@@ -59,13 +59,25 @@ const RIGHTS: c_uint = sys::IBV_ACCESS_LOCAL_WRITE
 
 pub(super) enum Backing {
     Owned(Memory),
-    #[expect(dead_code, reason = "it is kept, not used")]
     KeepAlive(Arc<dyn Any + Send + Sync>),
     /// The kernel, or a promise of the caller.
     External,
     /// The lender, which has registered the region and deregisters it.
     #[expect(dead_code, reason = "it is kept, not used")]
     Lent(Arc<dyn Send + Sync>),
+}
+
+impl Backing {
+    /// The file of shared memory that is registered whole: a software device lets peers map it.
+    fn memfd(&self, start: *mut u8, len: usize) -> Option<BorrowedFd<'_>> {
+        let memory = match self {
+            Self::Owned(memory) => memory,
+            Self::KeepAlive(owner) => owner.downcast_ref()?,
+            Self::External | Self::Lent(_) => return None,
+        };
+        let is_whole = (memory.start(), memory.size()) == (start, len);
+        memory.memfd().filter(|_| is_whole)
+    }
 }
 
 // SAFETY: only verbs get `mr`, from any thread; memory is reached through unique ranges only.
@@ -121,17 +133,6 @@ pub(super) fn check_buffer(len: usize) -> Result<(), MemoryError> {
 impl Region {
     fn of_host(pd: &Arc<PdInner>, memory: Memory, access: c_uint) -> Result<Arc<Self>, MemoryError> {
         let (start, len) = (memory.start(), memory.size());
-        if let Some((fd, register)) = memory.memfd().zip(pd.context.api.reg_dmabuf_mr) {
-            let addr = start.expose_provenance() as u64;
-            // SAFETY: the domain is live; the file is open, and mapped there as long as the region
-            // is.
-            let mr = unsafe { register(pd.raw, 0, len, addr, fd.as_raw_fd(), access.cast_signed()) };
-            // A device that cannot share memory refuses what is no dma-buf.
-            if !mr.is_null() {
-                // SAFETY: just made in this domain; the memory is the region's.
-                return Ok(unsafe { Self::adopt(pd, mr, addr, len, access, Backing::Owned(memory)) });
-            }
-        }
         // SAFETY: the memory is `len` owned bytes, which the region keeps until it is deregistered.
         unsafe { Self::register(pd, start, len, access, Backing::Owned(memory)) }
     }
@@ -152,6 +153,17 @@ impl Region {
         // The device, and this crate through buffers, reach it by address from here on.
         let addr = start.expose_provenance() as u64;
         let api = pd.context.api;
+        let file = backing.memfd(start, len).map(|file| file.as_raw_fd());
+        if let Some((fd, register)) = file.zip(api.reg_dmabuf_mr) {
+            // SAFETY: the domain is live; the file is open, and mapped there as long as the region
+            // is.
+            let mr = unsafe { register(pd.raw, 0, len, addr, fd, access.cast_signed()) };
+            // A device that cannot share memory refuses what is no dma-buf.
+            if !mr.is_null() {
+                // SAFETY: just made in this domain; mapped as long as the region is, by contract.
+                return Ok(unsafe { Self::adopt(pd, mr, addr, len, access, backing) });
+            }
+        }
         // SAFETY: the domain is live; the memory is mapped as long as the region is, by contract.
         let mr = unsafe {
             match api.reg_mr_iova2 {
