@@ -98,7 +98,8 @@ fn differently_aligned_memories_have_groups_of_the_target() {
         let reduction = sum(data, &sources, (OperandKind::Element, 0x3_0000 + target), 1000).unwrap();
         let found = format!("{:?}", reduction.arguments);
         assert!(
-            found.contains(&format!("head: {head}, groups: {groups},")) && found.contains(&format!("group: {group} }}")),
+            found.contains(&format!("head: {head}, groups: {groups},"))
+                && found.contains(&format!("group: {group} }}")),
             "{data} {target}: {found}"
         );
     }
@@ -117,7 +118,11 @@ fn products_with_the_reciprocal_are_the_quotients() {
         let divisor = Divisor::new(DataType::I8, ranks);
         for value in -128..256 {
             let product = (value * divisor.high as i32 >> 16) + i32::from(value < 0);
-            assert_eq!(i64::from(product), i64::from(value) / i64::from(ranks), "{value} / {ranks}");
+            assert_eq!(
+                i64::from(product),
+                i64::from(value) / i64::from(ranks),
+                "{value} / {ranks}"
+            );
         }
         let divisor = Divisor::new(DataType::Bf16, ranks);
         let (high, low) = (f32::from_bits(divisor.high), f32::from_bits(divisor.low));
