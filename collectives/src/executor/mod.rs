@@ -46,7 +46,7 @@ pub use p2p::{Direction, Message};
 use prepare::Prepared;
 use probe::LinkProbe;
 pub(crate) use program_cache::{CACHED_PROGRAMS, CachedProgram};
-use strand::{DriveResult, StrandRunner};
+use strand::StrandRunner;
 
 use crate::bootstrap::Exchange;
 use crate::failure::Wait;
@@ -58,6 +58,22 @@ struct EngineFailure {
     why: Failed,
     waiting: Option<Waiting>,
     waits: Vec<Wait>,
+}
+
+/// Drives runners through the operations from number `first` on, until all would block. Returns
+/// whether there was progress.
+#[inline]
+fn drive_runners(
+    runners: &mut [StrandRunner],
+    links: &mut [Vec<Option<Link>>],
+    first: u64,
+    operations: &mut [ActiveOperation],
+) -> Result<bool, Failed> {
+    let mut moved = false;
+    for (runner, links) in runners.iter_mut().zip(links) {
+        moved |= runner.drive(first, operations, links)?;
+    }
+    Ok(moved)
 }
 
 /// Steps between two deadline checks; an idle step counts more ([`IDLE_WEIGHT`]), as it is shorter.
@@ -159,12 +175,9 @@ impl Engine {
         let rails = connect::rails(devices, ranks, connections + 1)?;
         let links = connect::connect(&rails, (rank, ranks), connections + 1, config, exchange)?;
         let runner = |index| {
-            StrandRunner::new(
-                rank,
-                index / config.strands,
-                index % config.strands,
-                index as usize % rails.len(),
-            )
+            let place = (index / config.strands, index % config.strands);
+            let rail = index as usize % rails.len();
+            StrandRunner::new(rank, place, (rail, &rails[rail].domain))
         };
         Ok(Self {
             links,
@@ -249,34 +262,9 @@ impl Engine {
     }
 
     fn drive(&mut self) -> Result<bool, Failed> {
-        let mut moved = false;
-        for (runner, links) in self.runners[..self.active_runners as usize]
-            .iter_mut()
-            .zip(&mut self.links)
-        {
-            runner.next = runner.next.max(self.first);
-            while let Some(op) = self.operations.get_mut((runner.next - self.first) as usize) {
-                if !op.uses(runner.channel, runner.strand) {
-                    runner.next += 1;
-                    continue;
-                }
-                match runner.drive(op, links, &self.rails[runner.rail].domain)? {
-                    DriveResult::Idle => break,
-                    DriveResult::Moved => {
-                        moved = true;
-                        break;
-                    }
-                    DriveResult::Done => {
-                        moved = true;
-                        runner.next += 1;
-                        op.runners_left -= 1;
-                        if op.runners_left == 0 {
-                            op.result = Some(Ok(()));
-                        }
-                    }
-                }
-            }
-        }
+        let runners = &mut self.runners[..self.active_runners as usize];
+        let operations = self.operations.make_contiguous();
+        let mut moved = drive_runners(runners, &mut self.links, self.first, operations)?;
         if self.p2p.is_busy()
             && let Some(links) = self.links.last_mut()
         {

@@ -213,4 +213,12 @@ impl ActiveOperation {
     pub(super) fn uses(&self, channel: u32, strand: u32) -> bool {
         self.ready.uses(self.channels, channel, strand)
     }
+
+    #[inline]
+    pub(super) fn complete_runner(&mut self) {
+        self.runners_left -= 1;
+        if self.runners_left == 0 {
+            self.result = Some(Ok(()));
+        }
+    }
 }

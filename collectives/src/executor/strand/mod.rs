@@ -45,7 +45,7 @@ impl Position {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum DriveResult {
+enum DriveResult {
     Moved,
     Idle,
     Done,
@@ -56,7 +56,9 @@ pub(super) struct StrandRunner {
     rank: Rank,
     pub(super) channel: u32,
     pub(super) strand: u32,
-    pub(super) rail: usize,
+    rail: usize,
+    domain: ProtectionDomain,
+    /// The number of the operation that it runs, or comes to.
     pub(super) next: u64,
     running: bool,
     slices: Slices,
@@ -100,12 +102,13 @@ fn is_confirmed(links: &[Option<Link>], to: Rank, requests: u64) -> bool {
 }
 
 impl StrandRunner {
-    pub(super) fn new(rank: Rank, channel: u32, strand: u32, rail: usize) -> Self {
+    pub(super) fn new(rank: Rank, (channel, strand): (u32, u32), (rail, domain): (usize, &ProtectionDomain)) -> Self {
         Self {
             rank,
             channel,
             strand,
             rail,
+            domain: domain.clone(),
             next: 0,
             running: false,
             slices: Slices::default(),
@@ -127,7 +130,7 @@ impl StrandRunner {
         }
     }
 
-    fn begin(&mut self, op: &ActiveOperation, domain: &ProtectionDomain) -> Result<(), MemoryError> {
+    fn begin(&mut self, op: &ActiveOperation) -> Result<(), MemoryError> {
         self.running = true;
         (self.execution, self.grants) = (Position::default(), Position::default());
         if let Some(lengths) = &op.ready.lengths {
@@ -149,32 +152,54 @@ impl StrandRunner {
                 .is_none_or(|scratch_memory| scratch_memory.len() < len)
             {
                 self.scratch_memory = None;
-                self.scratch_memory = Some(Segment::new([domain], len.next_multiple_of(4096))?);
+                self.scratch_memory = Some(Segment::new([&self.domain], len.next_multiple_of(4096))?);
             }
         }
         if op.ready.has_granted {
             let fragment = op.transport.fragment();
-            self.receive_staging.ensure(domain, fragment)?;
+            self.receive_staging.ensure(&self.domain, fragment)?;
             let plain = |data: &Data| matches!(data, Data::Plain(_));
             if plain(&op.input) || plain(&op.output) {
-                self.send_staging.ensure(domain, fragment)?;
+                self.send_staging.ensure(&self.domain, fragment)?;
             }
         }
         Ok(())
     }
 
+    /// Runs the operations from its next one on until it would block; the first of them has number
+    /// `first`. Returns whether there was progress.
+    ///
     /// # Errors
     /// Device errors, as the engine's failure.
     #[inline]
     pub(super) fn drive(
         &mut self,
-        op: &ActiveOperation,
+        first: u64,
+        operations: &mut [ActiveOperation],
         links: &mut [Option<Link>],
-        domain: &ProtectionDomain,
-    ) -> Result<DriveResult, Failed> {
+    ) -> Result<bool, Failed> {
+        self.next = self.next.max(first);
+        let mut moved = false;
+        while let Some(op) = operations.get_mut((self.next - first) as usize) {
+            if op.uses(self.channel, self.strand) {
+                match self.drive_operation(op, links)? {
+                    DriveResult::Idle => break,
+                    DriveResult::Moved => return Ok(true),
+                    DriveResult::Done => {
+                        moved = true;
+                        op.complete_runner();
+                    }
+                }
+            }
+            self.next += 1;
+        }
+        Ok(moved)
+    }
+
+    #[inline]
+    fn drive_operation(&mut self, op: &ActiveOperation, links: &mut [Option<Link>]) -> Result<DriveResult, Failed> {
         if !self.running {
-            self.begin(op, domain)
-                .map_err(|error| Failed::Device(error.to_string()))?;
+            self.begin(op).map_err(|error| Failed::Device(error.to_string()))?;
         }
         if op.ready.only_slice.is_some() {
             return self.run_by_transport(op, &mut Slices::default(), links);
