@@ -36,12 +36,9 @@ impl Engine {
     /// Evicts the oldest of [`CACHED_PROGRAMS`]. `None` if the operation is long, its input is
     /// copied first, or its operator is user-defined.
     pub(crate) fn cache_program(&mut self, ticket: Ticket) -> Option<CachedProgram> {
-        let index = ticket
-            .0
-            .checked_sub(self.first)
-            .and_then(|index| usize::try_from(index).ok());
-        let op = index.and_then(|index| self.operations.get(index));
-        let op = op
+        let op = self
+            .operations
+            .get(ticket.number)
             .filter(|op| {
                 op.ready.only_slice.is_some()
                     && !op.ready.has_granted
@@ -66,7 +63,7 @@ impl Engine {
 
     #[inline]
     pub(crate) fn next_number(&self) -> u64 {
-        self.first + self.operations.len() as u64
+        self.operations.next_number()
     }
 
     /// Requires [`can_run_cached`](Self::can_run_cached); the relative position of the data is the
@@ -87,7 +84,7 @@ impl Engine {
         let driven = self.drive_cached(cached, attention);
         let op = self.program_cache.get(cached)?;
         if op.runners_left == 0 {
-            self.first += 1;
+            self.operations.skip();
             return None;
         }
         let running = ActiveOperation {
@@ -95,23 +92,23 @@ impl Engine {
             ..op.with_data(Data::Plain(input), Data::Plain(output))
         };
         self.active_runners = self.active_runners.max(op.ready.active_runners);
-        self.operations.push_back(running);
+        let ticket = Ticket::operation(self.operations.push(running));
         if let Err(failed) = driven {
             self.fail(failed);
         }
-        Some(Ticket(self.first))
+        Some(ticket)
     }
 
     #[inline]
     fn drive_cached(&mut self, cached: CachedProgram, attention: impl Fn() -> bool) -> Result<(), Failed> {
-        let mut idle = 0;
+        let (number, mut idle) = (self.next_number(), 0);
         let most = MAX_IDLE_TURNS.min(self.backoff.spin_turns());
         while idle < most {
             let Some(op) = self.program_cache.get(cached) else {
                 return Ok(());
             };
             let runners = &mut self.runners[..op.ready.active_runners as usize];
-            let moved = drive_runners(runners, &mut self.links, self.first, slice::from_mut(op))?;
+            let moved = drive_runners(runners, &mut self.links, number, slice::from_mut(op))?;
             if op.runners_left == 0 {
                 return Ok(());
             }
