@@ -12,8 +12,8 @@
 //! - `program_cache` runs repeated short operations without compiling or queueing them.
 //! - `p2p` are point-to-point messages; `probe` is the link test.
 //!
-//! No allocation and no lock from step to step; memory that a plan needs is registered when its
-//! first operation begins, and kept.
+//! No allocation and no lock from step to step; memory for scratch and staging is registered when
+//! it is first needed, and kept.
 
 mod backoff;
 mod connect;
