@@ -2,17 +2,15 @@
 // with other ranks.
 #pragma once
 
-#include "lines.cuh"
+#include "block.cuh"
 
 namespace doorbell {
 
 // Layout version of the argument: `VERSION` in collectives/src/gpu/program.rs.
 constexpr uint64_t PROGRAM_VERSION = 2;
-constexpr int MOST_RANKS = 16;
 constexpr int MOST_WORDS = 400;
 constexpr int MOST_OPERANDS = 64;
 constexpr int MOST_BODIES = 24;
-constexpr int MOST_BLOCK = 512;
 
 // The launch argument: `Arguments` in collectives/src/gpu/program.rs.
 struct Operation {
@@ -97,10 +95,7 @@ struct Block {
     uint32_t stopped;
 };
 
-// Groups in flight per thread, for copies and for reductions.
-#ifndef DOORBELL_MOVES
-#define DOORBELL_MOVES 4
-#endif
+// Groups in flight per thread, for reductions.
 #ifndef DOORBELL_UNROLL
 #define DOORBELL_UNROLL 2
 #endif

@@ -125,10 +125,6 @@ struct Exchange {
         return op.arenas[of] + slots + uint64_t(from < of ? from : from - 1) * op.slot_bytes;
     }
 
-    DOORBELL_INSIDE bool must_stop() const {
-        return op.stop != 0 && load_raw<uint32_t>(op.stop) != 0;
-    }
-
     // Offset in a message of a line of this block.
     DOORBELL_INSIDE uint32_t place(uint32_t line) const {
         return (blockIdx.x * op.share + line) * LINE_BYTES;
@@ -322,7 +318,7 @@ struct Exchange {
                 data[k][1] = found[k].data[1];
             }
             if (all) return true;
-            if (looks % 1024 == 0 && must_stop()) return false;
+            if (looks % 1024 == 0 && must_stop(op.stop)) return false;
             relax();
         }
     }
@@ -446,7 +442,7 @@ struct Exchange {
                     if ((wanted >> (first + k) & 1) != 0) all &= static_cast<int32_t>(words.word[k] - (count - DEPTH + 1)) >= 0;
                 }
                 if (all) break;
-                if (looks % 1024 == 0 && must_stop()) return false;
+                if (looks % 1024 == 0 && must_stop(op.stop)) return false;
                 relax();
             }
         }
