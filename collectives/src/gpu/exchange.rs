@@ -17,7 +17,7 @@ use super::peers::{Areas, MAX_PEERS, Peers};
 use crate::executor::Direction;
 use crate::types::Rank;
 
-/// The version of [`Arguments`]: the kernel's `EXCHANGE_VERSION`.
+/// The version of [`Arguments`].
 const VERSION: u64 = 1;
 /// Maximum messages of a launch; a message of a rank to itself counts twice.
 const MAX_MESSAGES: usize = 224;
@@ -27,10 +27,10 @@ const MAX_QUEUES: usize = 32;
 const MAX_BLOCKS: u32 = 128;
 const MAX_COPY_BLOCKS: u32 = 32;
 const THREADS: u32 = 512;
-/// Slots of a channel: the kernel's `SLOTS`.
+/// Slots of a channel.
 const SLOTS: u64 = 4;
 const MAX_SLOT: u64 = 256 << 10;
-/// The kernel's `GRANULE`.
+/// Shares of a message begin at multiples of this many bytes.
 const GRANULE: u64 = 4096;
 /// Bytes of the flags, and of the counts, of a channel per peer.
 const FLAGS: u64 = 64;
@@ -71,28 +71,41 @@ impl ExchangeLayout {
     }
 }
 
-/// The kernel's `Exchange`.
-// fields: the layout of the kernel's parameter.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-struct Arguments {
-    version: u64,
-    stop: u64,
-    mismatches: u64,
-    arenas: [u64; MAX_PEERS],
-    flags: u64,
-    counts: u64,
-    slots: u64,
-    rank: u32,
-    channels: u32,
-    slot_bytes: u32,
-    reserved: u32,
-    queues: [u64; MAX_QUEUES],
-    messages: [[u64; 2]; MAX_MESSAGES],
+doorbell_cuda::kernel_arguments! {
+    constants {
+        const EXCHANGE_VERSION: u64 = VERSION;
+        /// Slots of a FIFO: a power of two.
+        const SLOTS: u32 = SLOTS as u32;
+        /// Shares of messages begin at multiples of this many bytes.
+        const GRANULE: u64 = GRANULE;
+    }
+    /// The launch argument of a group.
+    #[derive(Clone, Copy, Debug)]
+    struct Arguments as Exchange in "exchange" {
+        version: u64,
+        /// The address of a word that is set to nonzero to end all waits.
+        stop: u64,
+        /// The address of a `Mismatch` per rank.
+        mismatches: u64,
+        arenas: [u64; MAX_PEERS],
+        /// Offsets in an arena: flags, counts, slots.
+        flags: u64,
+        counts: u64,
+        slots: u64,
+        rank: u32,
+        /// Channels of a queue, the same on all ranks.
+        channels: u32,
+        slot_bytes: u32,
+        reserved: u32,
+        /// The direction, the peer, the blocks, the first message and the number of messages: 4,
+        /// 12, 16, 16 and 16 bits.
+        queues: [u64; MAX_QUEUES],
+        /// Address and length. Of a copy the target follows the source.
+        messages: [[u64; 2]; MAX_MESSAGES],
+    }
 }
 
-// Same size as the kernel's, and within the 4 KiB limit of launch parameters.
-const _: () = assert!(size_of::<Arguments>() == 6 * 8 + 8 * MAX_PEERS + 16 + 8 * MAX_QUEUES + 16 * MAX_MESSAGES);
+// Within the limit of launch parameters.
 const _: () = assert!(size_of::<Arguments>() <= 4096);
 
 /// The kernel's `Direction`.
@@ -263,6 +276,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_kernels_header_is_committed() {
+        <Arguments as doorbell_cuda::arguments::Arguments>::header().check(env!("CARGO_MANIFEST_DIR"));
+    }
+
+    #[test]
     fn layout_fits_the_area_for_any_number_of_ranks() {
         for ranks in 1..=MAX_PEERS as u32 {
             for (exchange, blocks) in [(16 << 20, 128), (1 << 20, 16), (16 << 20, 1)] {
@@ -275,7 +293,7 @@ mod tests {
                 let peers = u64::from(ranks.max(2) - 1);
                 let slots = peers * u64::from(layout.channels) * SLOTS * u64::from(layout.slot_bytes);
                 assert!(layout.slots + slots <= areas.exchange.end as u64, "{ranks}: {layout:?}");
-                assert!(layout.slot_bytes >= 512 && layout.flags % 64 == 0 && layout.slots % 512 == 0);
+                assert!(layout.slot_bytes >= 512 && layout.flags.is_multiple_of(64) && layout.slots.is_multiple_of(512));
                 let resident = u64::from(layout.channels) * 2 * peers;
                 assert!(resident <= u64::from(MAX_BLOCKS) && (layout.channels == 1 || resident <= blocks.into()));
             }

@@ -15,41 +15,11 @@
 //
 // Built by `cargo xtask kernels`; for the host as in host.cuh.
 #include "block.cuh"
+#include "exchange_arguments.cuh"
 
 namespace doorbell {
 
-// Layout version of the argument: `VERSION` in collectives/src/gpu/exchange.rs.
-constexpr uint64_t EXCHANGE_VERSION = 1;
-constexpr int MOST_QUEUES = 32;
-constexpr int MOST_MESSAGES = 224;
-// Slots of a FIFO: a power of two.
-constexpr uint32_t SLOTS = 4;
-// Shares of messages begin at multiples of this many bytes.
-constexpr uint64_t GRANULE = 4096;
-
-// The launch argument: `Arguments` in collectives/src/gpu/exchange.rs.
-struct Exchange {
-    uint64_t version;
-    // The address of a word that is set to nonzero to end all waits.
-    uint64_t stop;
-    // The address of a `Mismatch` per rank.
-    uint64_t mismatches;
-    uint64_t arenas[MOST_RANKS];
-    // Offsets in an arena: flags, counts, slots.
-    uint64_t flags;
-    uint64_t counts;
-    uint64_t slots;
-    uint32_t rank;
-    // Channels of a queue, the same on all ranks.
-    uint32_t channels;
-    uint32_t slot_bytes;
-    uint32_t reserved;
-    // The direction, the peer, the blocks, the first message and the number of messages: 4, 12, 16,
-    // 16 and 16 bits.
-    uint64_t queues[MOST_QUEUES];
-    // Address and length. Of a copy the target follows the source.
-    uint64_t messages[2 * MOST_MESSAGES];
-};
+static_assert(sizeof(Exchange::arenas) == MOST_RANKS * sizeof(uint64_t), "the ranks of the argument");
 
 enum Direction : uint32_t { SEND, RECEIVE, COPY };
 
@@ -163,11 +133,11 @@ struct Exchanger {
     DOORBELL_INSIDE void copy() {
         #pragma unroll 1
         for (uint32_t index = 0; index < messages; index++) {
-            const uint64_t *message = &op.messages[2 * (first + 2 * index)];
-            const uint64_t end = begin(message[1], channel + 1);
+            const uint64_t *from = op.messages[first + 2 * index], into = op.messages[first + 2 * index + 1][0];
+            const uint64_t end = begin(from[1], channel + 1);
             #pragma unroll 1
-            for (uint64_t at = begin(message[1], channel); at < end; at += op.slot_bytes) {
-                move_bytes(message[0] + at, One{message[2] + at}, 1, part(at, end));
+            for (uint64_t at = begin(from[1], channel); at < end; at += op.slot_bytes) {
+                move_bytes(from[0] + at, One{into + at}, 1, part(at, end));
             }
         }
     }
@@ -183,7 +153,7 @@ struct Exchanger {
         seen = direction == SEND ? count - SLOTS : count;
         #pragma unroll 1
         for (uint32_t message = 0; message < messages; message++) {
-            const uint64_t address = op.messages[2 * (first + message)], bytes = op.messages[2 * (first + message) + 1];
+            const uint64_t address = op.messages[first + message][0], bytes = op.messages[first + message][1];
             const uint64_t start = begin(bytes, channel), end = begin(bytes, channel + 1);
             const uint32_t slots = static_cast<uint32_t>((end - start + op.slot_bytes - 1) / op.slot_bytes);
             #pragma unroll 1

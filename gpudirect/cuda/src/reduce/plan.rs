@@ -128,23 +128,32 @@ impl fmt::Display for KernelName {
     }
 }
 
-/// The kernel's parameter: `doorbell::Arguments` of kernels/reduce.cu, which documents the fields.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[repr(C)]
-pub struct Arguments {
-    sources: [u64; MAX_SOURCES],
-    scalars: [u64; MAX_SOURCES],
-    into: u64,
-    elements: u64,
-    head: u64,
-    groups: u64,
-    count: u32,
-    partials: u32,
-    divisor: u32,
-    reserved: u32,
+crate::kernel_arguments! {
+    constants {
+        const MOST_SOURCES: i32 = MAX_SOURCES as i32;
+        /// Per block.
+        const MOST_THREADS: i32 = MAX_THREADS as i32;
+    }
+    /// The launch argument of a reduction.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct Arguments as Arguments in "reduce" {
+        sources: [u64; MAX_SOURCES],
+        /// For scaled sums: the bits of each source's scalar, in the accumulator type. Partial
+        /// results are not scaled.
+        scalars: [u64; MAX_SOURCES],
+        into: u64,
+        elements: u64,
+        /// Elements before the first group, and the number of groups.
+        head: u64,
+        groups: u64,
+        count: u32,
+        /// A bit per source that is partial results, and one above them for the target.
+        partials: u32,
+        /// For averages.
+        divisor: u32,
+        reserved: u32,
+    }
 }
-
-const _: () = assert!(size_of::<Arguments>() == 176);
 
 /// A launch configuration, for tuning. No more threads are launched than there is work for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -336,5 +345,15 @@ impl Arguments {
         let single = self.elements - self.groups * each;
         let most = u64::from(config.blocks.clamp(1, i32::MAX as u32));
         tiles.max(single.div_ceil(threads)).min(most) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::arguments::Arguments as _;
+
+    #[test]
+    fn the_kernels_header_is_committed() {
+        super::Arguments::header().check(env!("CARGO_MANIFEST_DIR"));
     }
 }
