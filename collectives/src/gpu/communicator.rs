@@ -420,8 +420,8 @@ impl GpuCommunicator {
         }
     }
 
-    /// Enqueues the `work` of an operation. If the driver refuses a part of it outside of a capture,
-    /// the communicator fails: the others' parts would wait for this one until the deadline.
+    /// Enqueues the `work` of an operation. If the driver refuses it outside of a capture, the
+    /// communicator fails: the others' parts would wait for this one until the deadline.
     fn enqueue_in_order(
         &self,
         collective: Collective,
@@ -582,20 +582,6 @@ impl GpuCommunicator {
             ..*operation
         };
         copies.run(&operation, stream)
-    }
-}
-
-impl Communicator {
-    /// For a rank without a GPU, when other ranks of the communicator create a [`GpuCommunicator`]:
-    /// informs them. From then on, its operations on host memory and their stream operations match.
-    ///
-    /// # Errors
-    /// If a rank does not arrive.
-    pub fn without_gpu(&self) -> Result<(), GpuError> {
-        let (_, sizes) = agree(self, GpuOptions::default(), None)?;
-        self.with_exchange(|group| Ok(Peers::connect(group.control_mut(), self.rank(), None, sizes)))??
-            .err();
-        Ok(())
     }
 }
 

@@ -1,5 +1,5 @@
 //! The executor of messages between pairs of ranks: one launch of a kernel, in which blocks of
-//! their own serve each peer and direction. The protocol is in `gpudirect/cuda/kernels/exchange.cu`;
+//! their own serve each peer and direction. `gpudirect/cuda/kernels/exchange.cu` has the protocol;
 //! it uses the area [`Areas::exchange`].
 //!
 //! It executes no plan: the programs of [`lower`](super::lower) have the same slices on all ranks,
@@ -80,6 +80,7 @@ doorbell_cuda::kernel_arguments! {
         const GRANULE: u64 = GRANULE;
     }
     /// The launch argument of a group.
+    // fields: the layout of the kernel's parameter.
     #[derive(Clone, Copy, Debug)]
     struct Arguments as Exchange in "exchange" {
         version: u64,
@@ -293,7 +294,9 @@ mod tests {
                 let peers = u64::from(ranks.max(2) - 1);
                 let slots = peers * u64::from(layout.channels) * SLOTS * u64::from(layout.slot_bytes);
                 assert!(layout.slots + slots <= areas.exchange.end as u64, "{ranks}: {layout:?}");
-                assert!(layout.slot_bytes >= 512 && layout.flags.is_multiple_of(64) && layout.slots.is_multiple_of(512));
+                assert!(
+                    layout.slot_bytes >= 512 && layout.flags.is_multiple_of(64) && layout.slots.is_multiple_of(512)
+                );
                 let resident = u64::from(layout.channels) * 2 * peers;
                 assert!(resident <= u64::from(MAX_BLOCKS) && (layout.channels == 1 || resident <= blocks.into()));
             }

@@ -199,8 +199,8 @@ impl Peers {
         &self.arenas
     }
 
-    /// A zeroed page of pinned host memory; kernels abort once its first 32-bit word is nonzero, and
-    /// report messages of unexpected lengths behind it.
+    /// A zeroed page of pinned host memory; kernels abort once its first 32-bit word is nonzero,
+    /// and report messages of unexpected lengths behind it.
     #[must_use]
     pub fn control(&self) -> &HostMemory {
         &self.control

@@ -120,6 +120,7 @@ doorbell_cuda::kernel_arguments! {
         const WORD_LATE: u64 = WORD_LATE;
     }
     /// The launch argument of a collective.
+    // fields: the layout of the kernel's parameter.
     #[derive(Clone, Copy, Debug)]
     pub struct Arguments as Operation in "collective" {
         version: u64,

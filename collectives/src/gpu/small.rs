@@ -79,6 +79,7 @@ doorbell_cuda::kernel_arguments! {
         const LINE_BYTES: u32 = LL_DATA_BYTES;
     }
     /// The launch argument of a short collective.
+    // fields: the layout of the kernel's parameter.
     #[derive(Clone, Copy, Debug)]
     struct Arguments as Small in "small" {
         version: u64,

@@ -25,11 +25,12 @@ struct Arguments {
     // A bit per source that is partial results, and one above them for the target.
     uint32_t partials;
     // For averages.
-    uint32_t divisor;
-    uint32_t reserved;
+    Divisor divisor;
+    // Bytes of a group in memories of elements.
+    uint32_t group;
 };
 
-static_assert(sizeof(Arguments) == 176, "Arguments");
+static_assert(sizeof(Arguments) == 184, "Arguments");
 static_assert(offsetof(Arguments, sources) == 0, "sources");
 static_assert(offsetof(Arguments, scalars) == 64, "scalars");
 static_assert(offsetof(Arguments, into) == 128, "into");
@@ -39,6 +40,6 @@ static_assert(offsetof(Arguments, groups) == 152, "groups");
 static_assert(offsetof(Arguments, count) == 160, "count");
 static_assert(offsetof(Arguments, partials) == 164, "partials");
 static_assert(offsetof(Arguments, divisor) == 168, "divisor");
-static_assert(offsetof(Arguments, reserved) == 172, "reserved");
+static_assert(offsetof(Arguments, group) == 180, "group");
 
 }  // namespace doorbell

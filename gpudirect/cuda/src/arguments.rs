@@ -1,13 +1,13 @@
 //! Kernel parameters, described once: [`kernel_arguments!`](crate::kernel_arguments) defines the
-//! Rust struct, and the C++ header that declares it for the kernels, with the offset of every field.
+//! Rust struct, and the C++ header that declares it for kernels, with the offset of every field.
 //!
 //! The headers are committed as `kernels/NAME_arguments.cuh`. A test of each description compares
 //! its header ([`Header::check`]); `DOORBELL_WRITE_HEADERS=1` writes it instead, and then `cargo
 //! xtask kernels` builds the kernels.
 
 use std::fmt::Write as _;
+use std::fs;
 use std::path::Path;
-use std::{env, fs};
 
 use crate::memory::DevicePtr;
 
@@ -133,10 +133,13 @@ impl Header {
     /// If it differs, or cannot be written.
     pub fn check(&self, inside: &str) {
         let folders = Path::new(inside).ancestors().map(|folder| folder.join(FOLDER));
-        let folder = folders.into_iter().find(|folder| folder.is_dir()).expect("the kernels' folder");
+        let folder = folders
+            .into_iter()
+            .find(|folder| folder.is_dir())
+            .expect("the kernels' folder");
         let path = folder.join(&self.file);
         let text = self.text();
-        if env::var_os("DOORBELL_WRITE_HEADERS").is_some() {
+        if doorbell_trust::text_variable("DOORBELL_WRITE_HEADERS").is_some() {
             fs::write(&path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         } else {
             let committed = fs::read_to_string(&path).unwrap_or_default();
@@ -145,9 +148,9 @@ impl Header {
     }
 }
 
-/// Describes a kernel's parameter: constants of the header, and a struct in C's layout. Comments are
-/// both Rust's documentation and the header's comments. `Name as CppName in "file"` is for
-/// `kernels/file.cu`.
+/// Describes a kernel's parameter: constants of the header, and a struct in C's layout. Comments
+/// are both Rust's documentation and the header's comments. `Name as CppName in "file"` is written
+/// to `kernels/file_arguments.cuh`.
 #[macro_export]
 macro_rules! kernel_arguments {
     (
@@ -162,7 +165,7 @@ macro_rules! kernel_arguments {
         $visibility:vis struct $name:ident as $cpp:ident in $file:literal {
             $(
                 $(#[doc = $doc:literal])*
-                $field:ident: $type:ty,
+                $access:vis $field:ident: $type:ty,
             )*
         }
     ) => {
@@ -173,7 +176,7 @@ macro_rules! kernel_arguments {
         $visibility struct $name {
             $(
                 $(#[doc = $doc])*
-                $field: $type,
+                $access $field: $type,
             )*
         }
 

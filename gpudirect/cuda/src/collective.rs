@@ -1,6 +1,6 @@
-//! The kernels of GPU collectives: `kernels/collective.cu`, `kernels/small.cu` for short operations,
-//! and `kernels/exchange.cu` for messages between pairs of ranks. Their launch arguments are defined
-//! by `doorbell-collectives`.
+//! The kernels of GPU collectives: `kernels/collective.cu`, `small.cu` for short operations, and
+//! `exchange.cu` for messages between pairs of ranks. `doorbell-collectives` defines their launch
+//! arguments.
 
 use core::fmt;
 use std::borrow::Cow;

@@ -94,6 +94,7 @@ pub struct Ticket(pub u64);
 doorbell_cuda::kernel_arguments! {
     constants {}
     /// A kernel's parameter for a queue of puts, passed by value.
+    // fields: the layout of the kernel's parameter.
     #[derive(Debug, Clone, Copy)]
     pub struct DeviceQueue as Queue in "queue" {
         /// In host memory: descriptors; counts of consumed and completed ones; the first failure,
