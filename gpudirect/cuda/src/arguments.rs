@@ -132,11 +132,8 @@ impl Header {
     /// # Panics
     /// If it differs, or cannot be written.
     pub fn check(&self, inside: &str) {
-        let folders = Path::new(inside).ancestors().map(|folder| folder.join(FOLDER));
-        let folder = folders
-            .into_iter()
-            .find(|folder| folder.is_dir())
-            .expect("the kernels' folder");
+        let mut folders = Path::new(inside).ancestors().map(|folder| folder.join(FOLDER));
+        let folder = folders.find(|folder| folder.is_dir()).expect("the kernels' folder");
         let path = folder.join(&self.file);
         let text = self.text();
         if doorbell_trust::text_variable("DOORBELL_WRITE_HEADERS").is_some() {
