@@ -7,6 +7,7 @@
 #pragma once
 
 #include "convert.cuh"
+#include "divisor_arguments.cuh"
 
 namespace doorbell {
 
@@ -183,15 +184,6 @@ struct Group<T, true> {
         }
         return words;
     }
-};
-
-// A number of ranks to divide by, with its reciprocal: for narrow floats, `high` is the greatest
-// binary32 below it, and `low` the rest; for 8-bit integers `high` is the least multiple of 2^-16
-// above it.
-struct Divisor {
-    uint32_t ranks;
-    uint32_t high;
-    uint32_t low;
 };
 
 // Division of the sums of a thread, with the bits of `T::divide`.

@@ -13,32 +13,9 @@
 // read each other's writes.
 #define DOORBELL_THREADS_APART
 #include "memory.cuh"
+#include "reduce_arguments.cuh"
 
 namespace doorbell {
-
-constexpr int MOST_SOURCES = 8;
-// Per block.
-constexpr int MOST_THREADS = 512;
-
-// The launch argument: `Arguments` in gpudirect/cuda/src/reduce/plan.rs.
-struct Arguments {
-    uint64_t sources[MOST_SOURCES];
-    // For scaled sums: the bits of each source's scalar, in the accumulator type. Partial results
-    // are not scaled.
-    uint64_t scalars[MOST_SOURCES];
-    uint64_t into;
-    uint64_t elements;
-    // Elements before the first group, and the number of groups.
-    uint64_t head;
-    uint64_t groups;
-    uint32_t count;
-    // A bit per source that is partial results, and one above them for the target.
-    uint32_t partials;
-    // For averages.
-    Divisor divisor;
-    // Bytes of a group in memories of elements.
-    uint32_t group;
-};
 
 // Groups of a source in flight per thread, for types of 2 bytes and more; and resident blocks of
 // MOST_THREADS for which registers must suffice. Other values: `cargo xtask kernels --unroll 4

@@ -129,31 +129,50 @@ impl fmt::Display for KernelName {
     }
 }
 
-/// The kernel's parameter: `doorbell::Arguments` of kernels/reduce.cu, which documents the fields.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[repr(C)]
-pub struct Arguments {
-    sources: [u64; MAX_SOURCES],
-    scalars: [u64; MAX_SOURCES],
-    into: u64,
-    elements: u64,
-    head: u64,
-    groups: u64,
-    count: u32,
-    partials: u32,
-    divisor: Divisor,
-    group: u32,
+crate::kernel_arguments! {
+    constants {
+        const MOST_SOURCES: i32 = MAX_SOURCES as i32;
+        /// Per block.
+        const MOST_THREADS: i32 = MAX_THREADS as i32;
+    }
+    /// The launch argument of a reduction.
+    // fields: the layout of the kernel's parameter.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct Arguments as Arguments in "reduce" {
+        sources: [u64; MAX_SOURCES],
+        /// For scaled sums: the bits of each source's scalar, in the accumulator type. Partial
+        /// results are not scaled.
+        scalars: [u64; MAX_SOURCES],
+        into: u64,
+        elements: u64,
+        /// Elements before the first group, and the number of groups.
+        head: u64,
+        groups: u64,
+        count: u32,
+        /// A bit per source that is partial results, and one above them for the target.
+        partials: u32,
+        /// For averages.
+        divisor: Divisor,
+        /// Bytes of a group in memories of elements.
+        group: u32,
+    }
 }
 
-const _: () = assert!(size_of::<Arguments>() == 184);
+crate::kernel_arguments! {
+    constants {}
+    /// A number of ranks to divide by, with its reciprocal: for narrow floats, `high` is the
+    /// greatest binary32 below it, and `low` the rest; for 8-bit integers `high` is the least
+    /// multiple of 2^-16 above it.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub(super) struct Divisor as Divisor in "divisor" {
+        pub(super) ranks: u32,
+        pub(super) high: u32,
+        pub(super) low: u32,
+    }
+}
 
-/// `doorbell::Divisor` of kernels/arithmetic.cuh.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[repr(C)]
-pub(super) struct Divisor {
-    pub(super) ranks: u32,
-    pub(super) high: u32,
-    pub(super) low: u32,
+impl crate::arguments::Field for Divisor {
+    const TYPE: &'static str = "Divisor";
 }
 
 impl Divisor {
@@ -379,5 +398,16 @@ impl Arguments {
         let single = self.elements - self.groups * (u64::from(self.group) / data.bytes() as u64);
         let most = u64::from(config.blocks.clamp(1, i32::MAX as u32));
         tiles.max(single.div_ceil(threads)).min(most) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::arguments::Arguments as _;
+
+    #[test]
+    fn the_kernels_headers_are_committed() {
+        super::Arguments::header().check(env!("CARGO_MANIFEST_DIR"));
+        super::Divisor::header().check(env!("CARGO_MANIFEST_DIR"));
     }
 }
