@@ -136,7 +136,7 @@ impl Connection {
 
 /// The first frame of a connection, behind the preamble.
 pub(crate) fn first(protocol: &Protocol, frame: &[u8]) -> Vec<u8> {
-    [protocol.preamble, &(frame.len() as u32).to_be_bytes()[..], frame].concat()
+    [&protocol.preamble[..], &(frame.len() as u32).to_be_bytes()[..], frame].concat()
 }
 
 fn receive_challenge(stream: &mut Limited<'_>, protocol: &Protocol) -> Result<Nonce, ReceiveError> {
