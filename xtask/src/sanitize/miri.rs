@@ -59,6 +59,7 @@ const PACKAGES: [(&str, Part); 22] = [
              counts of allocations, and queues posted to thousands of times",
         ),
     ),
+    ("doorbell-rendezvous", Nothing("no unsafe code, which its root forbids")),
     ("doorbell-threads", Nothing("signals and threads of the system")),
     ("doorbell-trust", Nothing("its tests are processes of several users")),
     ("doorbell-roce-proto", Nothing("no unsafe code, which its root forbids")),
