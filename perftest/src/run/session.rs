@@ -1,13 +1,12 @@
 //! The protocol of a test from `hello` to `bye`: the client's side and the server's.
 
-use super::bw::{
-    self, atomic::AtomicRequester, passive::PassiveMemory, read::ReadRequester, receive::ReceiveRing,
-    verify::VerifiedSlots, write_send::WriteSendRequester,
-};
+use super::bw::client::{AtomicMemory, MessageMemory, ReadMemory};
+use super::bw::{self, passive::PassiveMemory, receive::ReceiveRing, verify::VerifiedSlots};
 use super::lat::{self, pingpong::PingPongMemory};
 use super::meter::Meter;
 use super::test_end::{QpMemory, Test, TestEnd, usable_inline};
 use crate::device::Device;
+use crate::engine::requester::{SendOp, WriteOp};
 use crate::exchange::{Accepted, Control, Finish, GpuEnd, Message, Outcome, REPLY_TIMEOUT, introduce};
 use crate::failure::Failure;
 use crate::plan::{Kind, Plan, Verb};
@@ -147,11 +146,10 @@ fn shape(test: &Test<'_>) -> RowParams {
 fn bandwidth(test: &Test<'_>, mut meter: Meter<'_, Timeline>) -> Result<(), Failure> {
     let meter = &mut meter;
     match test.plan.verb {
-        Verb::Write | Verb::Send => {
-            with_test_end::<WriteSendRequester>(test, |test_end| bw::bw_loop::run(test, test_end, meter))
-        }
-        Verb::Read => with_test_end::<ReadRequester>(test, |test_end| bw::bw_loop::run(test, test_end, meter)),
-        Verb::Atomic(_) => with_test_end::<AtomicRequester>(test, |test_end| bw::bw_loop::run(test, test_end, meter)),
+        Verb::Write => with_test_end::<MessageMemory<WriteOp>>(test, |end| bw::bw_loop::run(test, end, meter)),
+        Verb::Send => with_test_end::<MessageMemory<SendOp>>(test, |end| bw::bw_loop::run(test, end, meter)),
+        Verb::Read => with_test_end::<ReadMemory>(test, |end| bw::bw_loop::run(test, end, meter)),
+        Verb::Atomic(_) => with_test_end::<AtomicMemory>(test, |end| bw::bw_loop::run(test, end, meter)),
     }
 }
 
@@ -161,8 +159,8 @@ fn latencies(test: &Test<'_>, mut meter: Meter<'_, Latency>) -> Result<(), Failu
         Verb::Write | Verb::Send => {
             with_test_end::<PingPongMemory>(test, |test_end| lat::pingpong::run(test, test_end, meter))
         }
-        Verb::Read => with_test_end::<ReadRequester>(test, |test_end| lat::single::run(test, test_end, meter)),
-        Verb::Atomic(_) => with_test_end::<AtomicRequester>(test, |test_end| lat::single::run(test, test_end, meter)),
+        Verb::Read => with_test_end::<ReadMemory>(test, |test_end| lat::single::run(test, test_end, meter)),
+        Verb::Atomic(_) => with_test_end::<AtomicMemory>(test, |test_end| lat::single::run(test, test_end, meter)),
     }
 }
 
@@ -281,10 +279,6 @@ fn serve_passive(test: &Test<'_>) -> Result<(), Failure> {
         Message::Finish(_) => {}
         other => return Err(test.control.unexpected(&other, "finish")),
     }
-    let messages = test_end
-        .qps
-        .iter()
-        .filter_map(|test_qp| test_qp.memory.atomic_count())
-        .collect();
+    let messages = test_end.memory.iter().filter_map(PassiveMemory::atomic_count).collect();
     test.control.send(&Message::Outcome(Outcome { messages, checked: 0 }))
 }

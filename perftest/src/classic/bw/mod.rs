@@ -1,5 +1,5 @@
-//! Bandwidth tests, wire-compatible with the C tools: `requester` is what each operation posts,
-//! `test_loop` the measuring loop; this module is the order of the test.
+//! Bandwidth tests, wire-compatible with the C tools: `requester` has the memory of each operation,
+//! `test_loop` measures one size; this module is the order of the test.
 //!
 //! docs/CLASSIC.md has the table of barriers: before each size where both ends work (SEND,
 //! bidirectional tests), and after the last. Then the ends exchange reports.
@@ -9,16 +9,20 @@ mod test_loop;
 
 use doorbell_verbs::{ReliableConnection, UnreliableConnection, UnreliableDatagram, WithSrq};
 
-use self::requester::{AtomicRequester, ReadRequester, Receiver, Requester, SendRequester, WriteRequester};
-use self::test_loop::{Outcome, TestLoop};
+use self::requester::{ClassicRequester, receiver};
+use self::test_loop::{Outcome, TestLoop, requesters};
 use super::control::open_control;
 use super::layout::{Rates, bandwidth};
 use super::printer::{Directions, Printer};
 use super::settings::{Output, Settings, Transport};
-use super::test_end::{Depths, TestEnd, TestTransport};
+use super::test_end::{Depths, TestEnd};
 use super::tool::Verb;
 use super::wire::{BwReport, ControlConnection};
 use crate::device::Device;
+use crate::engine::receiver::Receiver;
+use crate::engine::requester::{AtomicRequester, MessageRequester, ReadRequester, SendOp, WriteOp};
+use crate::engine::test_end;
+use crate::engine::transport::TestTransport;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::stats::{Bandwidth, Clock, ClockChoice};
@@ -30,36 +34,40 @@ pub(crate) fn run(settings: &Settings, device: &Device, interrupt: &Interrupt) -
     let shared = settings.shared_receive;
     match (settings.tool.verb, settings.transport) {
         (Verb::Write, Transport::Rc) => {
-            run_and_print::<ReliableConnection, WriteRequester>(settings, device, interrupt)
+            run_and_print::<ReliableConnection, MessageRequester<WriteOp>>(settings, device, interrupt)
         }
         (Verb::Write, Transport::Uc) => {
-            run_and_print::<UnreliableConnection, WriteRequester>(settings, device, interrupt)
+            run_and_print::<UnreliableConnection, MessageRequester<WriteOp>>(settings, device, interrupt)
         }
         (Verb::Read, Transport::Rc) => run_and_print::<ReliableConnection, ReadRequester>(settings, device, interrupt),
         (Verb::Atomic, Transport::Rc) => {
             run_and_print::<ReliableConnection, AtomicRequester>(settings, device, interrupt)
         }
         (Verb::Send, Transport::Rc) if shared => {
-            run_and_print::<WithSrq<ReliableConnection>, SendRequester>(settings, device, interrupt)
+            run_and_print::<WithSrq<ReliableConnection>, MessageRequester<SendOp>>(settings, device, interrupt)
         }
         (Verb::Send, Transport::Uc) if shared => {
-            run_and_print::<WithSrq<UnreliableConnection>, SendRequester>(settings, device, interrupt)
+            run_and_print::<WithSrq<UnreliableConnection>, MessageRequester<SendOp>>(settings, device, interrupt)
         }
         (Verb::Send, Transport::Ud) if shared => {
-            run_and_print::<WithSrq<UnreliableDatagram>, SendRequester>(settings, device, interrupt)
+            run_and_print::<WithSrq<UnreliableDatagram>, MessageRequester<SendOp>>(settings, device, interrupt)
         }
-        (Verb::Send, Transport::Rc) => run_and_print::<ReliableConnection, SendRequester>(settings, device, interrupt),
+        (Verb::Send, Transport::Rc) => {
+            run_and_print::<ReliableConnection, MessageRequester<SendOp>>(settings, device, interrupt)
+        }
         (Verb::Send, Transport::Uc) => {
-            run_and_print::<UnreliableConnection, SendRequester>(settings, device, interrupt)
+            run_and_print::<UnreliableConnection, MessageRequester<SendOp>>(settings, device, interrupt)
         }
-        (Verb::Send, Transport::Ud) => run_and_print::<UnreliableDatagram, SendRequester>(settings, device, interrupt),
+        (Verb::Send, Transport::Ud) => {
+            run_and_print::<UnreliableDatagram, MessageRequester<SendOp>>(settings, device, interrupt)
+        }
         (verb, transport) => Err(Failure::usage(format!(
             "-c {transport:?}: the transport has no {verb:?}: leave it out"
         ))),
     }
 }
 
-fn run_and_print<T: TestTransport, F: Requester<T>>(
+fn run_and_print<T: TestTransport, F: ClassicRequester<T>>(
     settings: &Settings,
     device: &Device,
     interrupt: &Interrupt,
@@ -73,7 +81,7 @@ fn run_and_print<T: TestTransport, F: Requester<T>>(
     }
 }
 
-fn run_test<T: TestTransport, F: Requester<T>>(
+fn run_test<T: TestTransport, F: ClassicRequester<T>>(
     settings: &Settings,
     device: &Device,
     interrupt: &Interrupt,
@@ -116,15 +124,15 @@ fn receivers<T: TestTransport>(settings: &Settings, test_end: &mut TestEnd<T>) -
         return Ok(Vec::new());
     }
     let longest = settings.sizes.iter().max().copied().unwrap_or(0);
-    let queues = if test_end.shared.is_some() {
+    let queues = if test_end.end.shared.is_some() {
         1
     } else {
-        test_end.qps.len()
+        test_end.links.len()
     };
     let mut receivers = (0..queues)
-        .map(|_| Receiver::new(settings, test_end, longest, settings.rx_depth.max(1)))
+        .map(|_| receiver(settings, test_end, longest, settings.rx_depth.max(1)))
         .collect::<Result<Vec<_>, _>>()?;
-    let TestEnd { qps, shared, .. } = test_end;
+    let test_end::TestEnd { qps, shared, .. } = &mut test_end.end;
     for (test_qp, receiver) in qps.iter_mut().zip(&mut receivers) {
         receiver.post(test_qp, shared.as_mut())?;
     }
@@ -141,7 +149,7 @@ struct BwTest<'a, 'p, T: TestTransport> {
 }
 
 impl<T: TestTransport> BwTest<'_, '_, T> {
-    fn sizes<F: Requester<T>>(&mut self) -> Result<BwReport, Failure> {
+    fn sizes<F: ClassicRequester<T>>(&mut self) -> Result<BwReport, Failure> {
         let settings = self.settings;
         let sends = settings.tool.verb == Verb::Send;
         let mut last = BwReport::default();
@@ -162,13 +170,21 @@ impl<T: TestTransport> BwTest<'_, '_, T> {
         Ok(last)
     }
 
-    fn size<F: Requester<T>>(&mut self, bytes: u64) -> Result<BwReport, Failure> {
+    fn size<F: ClassicRequester<T>>(&mut self, bytes: u64) -> Result<BwReport, Failure> {
         let settings = self.settings;
         let mut outcome = Outcome::default();
         let result = {
             let monitor = self.control.monitor();
-            let mut test_loop =
-                TestLoop::<T, F>::new(settings, self.test_end, &mut self.receivers, bytes, self.clock, monitor)?;
+            let mut requesters = requesters::<T, F>(settings, self.test_end, bytes)?;
+            let mut test_loop = TestLoop::new(
+                settings,
+                self.test_end,
+                &mut requesters,
+                &mut self.receivers,
+                bytes,
+                self.clock,
+                monitor,
+            );
             test_loop.run(&mut outcome)
         };
         let cpu = outcome.cpu.used();

@@ -26,10 +26,11 @@ use super::control::open_control;
 use super::layout::Latencies;
 use super::printer::Printer;
 use super::settings::{Settings, TestLength, Transport};
-use super::test_end::{Depths, TestEnd, TestTransport};
+use super::test_end::{Depths, TestEnd};
 use super::tool::Verb;
 use super::wire::{ControlConnection, QpInfo};
 use crate::device::Device;
+use crate::engine::transport::TestTransport;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::stats::{Clock, ClockChoice, CpuMeter, Trip};
@@ -148,7 +149,7 @@ impl<'a, 'p> LatSetup<'a, 'p> {
         )?;
         let lat_test = LatTest {
             settings,
-            qp_info: test_end.qps[0].ours,
+            qp_info: test_end.links[0].ours,
             control,
             printer: self.printer,
             clock,

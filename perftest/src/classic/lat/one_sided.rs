@@ -3,13 +3,14 @@
 
 use doorbell_verbs::{AtomicAccess, AtomicWord, Buffer, Local, ReadAccess, ReliableConnection, Remote, RemoteWord};
 
-use super::send::SLEEP;
 use super::single::LatRequester;
-use crate::classic::settings::{Atomic, Settings};
+use crate::classic::settings::Settings;
 use crate::classic::test_end::{TestEnd, allocate, registration, slots};
 use crate::classic::tool::Verb;
+use crate::cli::AtomicOperation;
+use crate::engine::gpu::{Content, GpuPool};
+use crate::engine::test_end::{self, completions};
 use crate::failure::{Failure, refused};
-use crate::run::gpu::{Content, GpuPool};
 
 /// Bytes of the operand of an atomic.
 const WORD: usize = 8;
@@ -30,7 +31,7 @@ enum Operation {
         /// Receives the original value.
         into: Option<AtomicWord>,
         at: RemoteWord,
-        operation: Atomic,
+        operation: AtomicOperation,
     },
 }
 
@@ -47,7 +48,7 @@ impl OneSided {
         let longest = settings.sizes.iter().max().copied().unwrap_or(1);
         if let (Verb::Read, Some(gpu)) = (settings.tool.verb, &test_end.gpu) {
             let into = slots(gpu, &test_end.pd, longest, 1)?;
-            let from = test_end.qps[0].remote(&test_end.cycle(longest));
+            let from = test_end.links[0].remote(&test_end.cycle(longest));
             return Ok(OneSided {
                 op: Operation::GpuRead { into, from },
                 sleeps: settings.events,
@@ -62,18 +63,18 @@ impl OneSided {
         let into = registration(settings, &test_end.pd)
             .register(memory, Local)
             .map_err(refused)?;
-        let (test_qp, cycle) = (&test_end.qps[0], test_end.cycle(longest));
+        let (link, cycle) = (&test_end.links[0], test_end.cycle(longest));
         let op = if settings.tool.verb == Verb::Atomic {
-            let at = test_qp.remote::<AtomicAccess>(&cycle).word(0);
+            let at = link.remote::<AtomicAccess>(&cycle).word(0);
             Operation::Atomic {
                 into: into.into_word().ok(),
-                at: at.ok_or_else(|| Failure::test(format!("{test_qp} sent an address that is not a word's")))?,
+                at: at.ok_or_else(|| Failure::test(format!("{link} sent an address that is not a word's")))?,
                 operation: settings.atomic,
             }
         } else {
             Operation::Read {
                 into: Some(into),
-                from: test_qp.remote(&cycle),
+                from: link.remote(&cycle),
                 bytes,
             }
         };
@@ -94,7 +95,7 @@ impl OneSided {
 impl LatRequester for OneSided {
     #[inline]
     fn post(&mut self) -> Result<(), Failure> {
-        let test_qp = &mut self.test_end.qps[0];
+        let test_qp = &mut self.test_end.end.qps[0];
         let posted = match &mut self.op {
             Operation::Read { into, from, bytes } => match into.take() {
                 Some(buffer) => {
@@ -116,8 +117,8 @@ impl LatRequester for OneSided {
                 Some(word) => {
                     let (at, operation) = (*at, *operation);
                     test_qp.qp.post(|batch| match operation {
-                        Atomic::FetchAdd => drop(batch.fetch_add(word, at, 1).signaled()),
-                        Atomic::CompareSwap => drop(batch.compare_swap(word, at, 0, 0).signaled()),
+                        AtomicOperation::FetchAdd => drop(batch.fetch_add(word, at, 1).signaled()),
+                        AtomicOperation::CompareSwap => drop(batch.compare_swap(word, at, 0, 0).signaled()),
                     })
                 }
                 None => Ok(()),
@@ -128,14 +129,9 @@ impl LatRequester for OneSided {
 
     #[inline]
     fn is_complete(&mut self) -> Result<bool, Failure> {
-        let TestEnd { cq, qps, .. } = &mut self.test_end;
-        let completions = if self.sleeps {
-            cq.wait(SLEEP).map_err(refused)?
-        } else {
-            cq.poll().map_err(refused)?
-        };
+        let test_end::TestEnd { cq, qps, .. } = &mut self.test_end.end;
         let mut answered = false;
-        for mut done in completions {
+        for mut done in completions(cq, self.sleeps)? {
             done.result().map_err(|failure| qps[0].failed(&failure))?;
             answered = true;
             match &mut self.op {

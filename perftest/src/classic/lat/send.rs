@@ -1,19 +1,16 @@
 //! `ib_send_lat`: a message has arrived when its receive completes.
 
-use std::time::Duration;
-
 use doorbell_verbs::{Buffer, Local, QueueKind, Success};
 
 use super::pingpong::PingPong;
 use super::send_buffers::{BUFFERS, SendBuffers, buffers, needs_completion};
 use crate::classic::settings::Settings;
-use crate::classic::test_end::{TestEnd, TestTransport, slots};
+use crate::classic::test_end::{TestEnd, slots};
 use crate::device::Gpu;
-use crate::failure::{Failure, refused};
-use crate::run::gpu::{Content, GpuPool};
-
-/// Longest sleep on the completion channel, so that Ctrl-C and a lost peer are noticed.
-pub(super) const SLEEP: Duration = Duration::from_millis(50);
+use crate::engine::gpu::{Content, GpuPool};
+use crate::engine::test_end::{self, completions};
+use crate::engine::transport::TestTransport;
+use crate::failure::Failure;
 
 #[derive(Debug)]
 pub(super) struct SendPingPong<T: TestTransport> {
@@ -47,7 +44,7 @@ impl GpuBuffers {
 
     #[inline]
     fn receive<T: TestTransport>(&mut self, test_end: &mut TestEnd<T>, count: usize) -> Result<(), Failure> {
-        let TestEnd { qps, shared, .. } = test_end;
+        let test_end::TestEnd { qps, shared, .. } = &mut test_end.end;
         let buffers = std::iter::from_fn(|| self.recv_buffer.take(Content::Nothing)).take(count);
         let posted = T::receive(&mut qps[0].qp, shared.as_mut(), buffers);
         posted.map_err(|e| qps[0].refused(&e))
@@ -60,7 +57,7 @@ impl<T: TestTransport> SendPingPong<T> {
         if let Some(gpu) = test_end.gpu.clone() {
             return Ok(SendPingPong {
                 sleeps: settings.events,
-                depth: test_end.qps[0].qp.free_send_slots(),
+                depth: test_end.end.qps[0].qp.free_send_slots(),
                 messages: SendBuffers::none(),
                 spare: None,
                 gpu: Some(GpuBuffers::new(&gpu, &mut test_end, longest)?),
@@ -69,12 +66,12 @@ impl<T: TestTransport> SendPingPong<T> {
             });
         }
         let receives = buffers(settings, &test_end, longest.saturating_add(T::HEADER))?;
-        let TestEnd { qps, shared, .. } = &mut test_end;
+        let test_end::TestEnd { qps, shared, .. } = &mut test_end.end;
         let posted = T::receive(&mut qps[0].qp, shared.as_mut(), receives.into_iter());
         posted.map_err(|e| qps[0].refused(&e))?;
         Ok(SendPingPong {
             sleeps: settings.events,
-            depth: test_end.qps[0].qp.free_send_slots(),
+            depth: test_end.end.qps[0].qp.free_send_slots(),
             messages: SendBuffers::new(settings, &test_end, longest)?,
             spare: None,
             gpu: None,
@@ -85,21 +82,16 @@ impl<T: TestTransport> SendPingPong<T> {
 
     #[inline]
     fn receive(test_end: &mut TestEnd<T>, buffer: Buffer<Local>) -> Result<(), Failure> {
-        let TestEnd { qps, shared, .. } = test_end;
+        let test_end::TestEnd { qps, shared, .. } = &mut test_end.end;
         let posted = T::receive(&mut qps[0].qp, shared.as_mut(), std::iter::once(buffer));
         posted.map_err(|e| qps[0].refused(&e))
     }
 
     #[inline]
     fn poll(&mut self) -> Result<(), Failure> {
-        let TestEnd { cq, qps, shared, .. } = &mut self.test_end;
+        let test_end::TestEnd { cq, qps, shared } = &mut self.test_end.end;
         let test_qp = &mut qps[0];
-        let completions = if self.sleeps {
-            cq.wait(SLEEP).map_err(refused)?
-        } else {
-            cq.poll().map_err(refused)?
-        };
-        for mut done in completions {
+        for mut done in completions(cq, self.sleeps)? {
             let success = done.result().map_err(|failure| test_qp.failed(&failure))?;
             let buffer = done.take::<Local>();
             if done.queue() == QueueKind::Send {
@@ -123,7 +115,8 @@ impl<T: TestTransport> SendPingPong<T> {
             let (came, belong) = (u64::from(len).saturating_sub(T::HEADER), self.messages.bytes as u64);
             if came != belong {
                 return Err(Failure::test(format!(
-                    "{test_qp} sent {came} bytes instead of {belong}: do both ends have the same options (-s, -a)?"
+                    "{} sent {came} bytes instead of {belong}: do both ends have the same options (-s, -a)?",
+                    test_qp.peer
                 )));
             }
             self.arrived += 1;
@@ -148,7 +141,7 @@ impl<T: TestTransport> PingPong for SendPingPong<T> {
             Some(gpu) => gpu.out.len() > 0,
             None => self.messages.has_free(),
         };
-        if self.test_end.qps[0].qp.free_send_slots() > 0 && has_free {
+        if self.test_end.end.qps[0].qp.free_send_slots() > 0 && has_free {
             return Ok(true);
         }
         self.poll().map(|()| false)
@@ -157,7 +150,7 @@ impl<T: TestTransport> PingPong for SendPingPong<T> {
     #[inline]
     fn send(&mut self, index: u64, last: bool) -> Result<(), Failure> {
         if let Some(gpu) = &mut self.gpu {
-            let test_qp = &mut self.test_end.qps[0];
+            let test_qp = &mut self.test_end.end.qps[0];
             let Some(message) = gpu.out.take(Content::Any) else {
                 return Ok(());
             };
@@ -172,7 +165,7 @@ impl<T: TestTransport> PingPong for SendPingPong<T> {
         }
         let signal = self.messages.signals(index, last);
         let end = self.messages.bytes;
-        let test_qp = &mut self.test_end.qps[0];
+        let test_qp = &mut self.test_end.end.qps[0];
         let (qp, to) = (&mut test_qp.qp, &test_qp.to);
         let posted = if self.messages.are_inline() {
             let message = &self.messages.inline[..end];
@@ -202,9 +195,9 @@ impl<T: TestTransport> PingPong for SendPingPong<T> {
     }
 
     fn is_drained(&mut self) -> Result<bool, Failure> {
-        if self.test_end.qps[0].qp.free_send_slots() < self.depth {
+        if self.test_end.end.qps[0].qp.free_send_slots() < self.depth {
             self.poll()?;
         }
-        Ok(self.test_end.qps[0].qp.free_send_slots() == self.depth)
+        Ok(self.test_end.end.qps[0].qp.free_send_slots() == self.depth)
     }
 }

@@ -3,7 +3,8 @@
 use doorbell_verbs::{Buffer, Local};
 
 use crate::classic::settings::Settings;
-use crate::classic::test_end::{TestEnd, TestTransport, allocate, registration};
+use crate::classic::test_end::{TestEnd, allocate, registration};
+use crate::engine::transport::TestTransport;
 use crate::failure::{Failure, refused};
 
 /// Buffers per end: the completion of a message may arrive after its answer.

@@ -8,7 +8,9 @@ use doorbell_verbs::{Buffer, Connected, PeerWrite, Remote, WriteAccess};
 use super::pingpong::PingPong;
 use super::send_buffers::SendBuffers;
 use crate::classic::settings::Settings;
-use crate::classic::test_end::{Target, TestEnd, TestQp, TestTransport};
+use crate::classic::test_end::{Link, Target, TestEnd};
+use crate::engine::test_end;
+use crate::engine::transport::TestTransport;
 use crate::failure::{Failure, refused};
 
 /// Memory polls per call.
@@ -30,19 +32,18 @@ pub(super) struct WritePingPong<T: TestTransport> {
 impl<T: TestTransport + Connected> WritePingPong<T> {
     pub(super) fn new(settings: &Settings, test_end: TestEnd<T>) -> Result<WritePingPong<T>, Failure> {
         let longest = settings.sizes.iter().max().copied().unwrap_or(1);
-        let test_qp = &test_end.qps[0];
         Ok(WritePingPong {
-            depth: test_qp.qp.free_send_slots(),
+            depth: test_end.end.qps[0].qp.free_send_slots(),
             messages: SendBuffers::new(settings, &test_end, longest)?,
             calls: 0,
-            target: test_qp.remote(&test_end.cycle(longest)),
+            target: test_end.links[0].remote(&test_end.cycle(longest)),
             test_end,
         })
     }
 
     #[inline]
     fn poll(&mut self) -> Result<(), Failure> {
-        let TestEnd { cq, qps, .. } = &mut self.test_end;
+        let test_end::TestEnd { cq, qps, .. } = &mut self.test_end.end;
         for mut done in cq.poll().map_err(refused)? {
             done.result().map_err(|failure| qps[0].failed(&failure))?;
             self.messages.free.extend(done.take());
@@ -52,8 +53,8 @@ impl<T: TestTransport + Connected> WritePingPong<T> {
 }
 
 #[inline]
-fn recv_buffer<T: TestTransport>(test_qp: &TestQp<T>) -> Option<&Buffer<PeerWrite>> {
-    match &test_qp.target {
+fn recv_buffer(link: &Link) -> Option<&Buffer<PeerWrite>> {
+    match &link.target {
         Target::Write(recv_buffer) => Some(recv_buffer),
         _ => None,
     }
@@ -73,7 +74,7 @@ impl<T: TestTransport + Connected> PingPong for WritePingPong<T> {
 
     #[inline]
     fn is_ready(&mut self) -> Result<bool, Failure> {
-        if self.test_end.qps[0].qp.free_send_slots() > 0 && self.messages.has_free() {
+        if self.test_end.end.qps[0].qp.free_send_slots() > 0 && self.messages.has_free() {
             return Ok(true);
         }
         self.poll().map(|()| false)
@@ -82,7 +83,7 @@ impl<T: TestTransport + Connected> PingPong for WritePingPong<T> {
     #[inline]
     fn send(&mut self, index: u64, _: bool) -> Result<(), Failure> {
         let (target, end) = (self.target, self.messages.bytes);
-        let test_qp = &mut self.test_end.qps[0];
+        let test_qp = &mut self.test_end.end.qps[0];
         let posted = if self.messages.are_inline() {
             let message = &mut self.messages.inline[..end];
             message[end - 1] = flag(index);
@@ -106,13 +107,13 @@ impl<T: TestTransport + Connected> PingPong for WritePingPong<T> {
     fn has_arrived(&mut self, index: u64) -> Result<bool, Failure> {
         // As the C tools do: first poll for the completion of what was sent, then poll memory and
         // only memory.
-        if self.test_end.qps[0].qp.free_send_slots() < self.depth {
+        if self.test_end.end.qps[0].qp.free_send_slots() < self.depth {
             self.poll()?;
-            if self.test_end.qps[0].qp.free_send_slots() < self.depth {
+            if self.test_end.end.qps[0].qp.free_send_slots() < self.depth {
                 return Ok(false);
             }
         }
-        if let Some(recv_buffer) = recv_buffer(&self.test_end.qps[0]) {
+        if let Some(recv_buffer) = recv_buffer(&self.test_end.links[0]) {
             for _ in 0..POLLS_PER_CALL {
                 if recv_buffer.load_u8(self.messages.bytes - 1, Ordering::Acquire) == flag(index) {
                     return Ok(true);
@@ -128,6 +129,6 @@ impl<T: TestTransport + Connected> PingPong for WritePingPong<T> {
 
     fn is_drained(&mut self) -> Result<bool, Failure> {
         self.poll()?;
-        Ok(self.test_end.qps[0].qp.free_send_slots() == self.depth)
+        Ok(self.test_end.end.qps[0].qp.free_send_slots() == self.depth)
     }
 }

@@ -5,7 +5,7 @@ use doorbell_verbs::QueuePair;
 
 use super::super::printer::Printer;
 use super::super::wire::{CmEndpoint, ControlConnection};
-use super::TestTransport;
+use crate::engine::transport::TestTransport;
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 

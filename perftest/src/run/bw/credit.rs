@@ -3,10 +3,11 @@
 
 use std::time::Instant;
 
-use doorbell_verbs::{QueuePair, Remote, WriteAccess};
+use doorbell_verbs::{ReliableConnection, Remote, WriteAccess};
 
 use super::super::test_end::PeerQp;
 use super::bw_loop::DRAIN_TIMEOUT;
+use crate::engine::test_end::TestQp;
 use crate::failure::Failure;
 
 /// Send queue depth of a server: enough that the writes of the count never wait.
@@ -38,18 +39,18 @@ impl CreditWriter {
     }
 
     #[inline]
-    pub(crate) fn add(&mut self) {
-        self.done += 1;
+    pub(crate) fn set_done(&mut self, done: u64) {
+        self.done = done;
     }
 
     /// Advertises the count if enough messages have accumulated, or if there are any and the server
     /// is idle. With a full send queue it is deferred to the next call.
     #[inline]
-    pub(crate) fn advertise(&mut self, qp: &mut QueuePair, peer: &PeerQp, idle: bool) -> Result<(), Failure> {
+    pub(crate) fn advertise(&mut self, test_qp: &mut TestQp<ReliableConnection>, idle: bool) -> Result<(), Failure> {
         let pending = self.done - self.advertised;
-        if (pending >= self.every || (idle && pending > 0)) && qp.free_send_slots() > 0 {
-            qp.write_inline(&self.done.to_le_bytes(), self.word)
-                .map_err(|e| peer.refused(&e))?;
+        if (pending >= self.every || (idle && pending > 0)) && test_qp.qp.free_send_slots() > 0 {
+            let posted = test_qp.qp.write_inline(&self.done.to_le_bytes(), self.word);
+            posted.map_err(|e| test_qp.refused(&e))?;
             self.advertised = self.done;
         }
         Ok(())

@@ -9,15 +9,16 @@
 use std::sync::atomic::Ordering;
 
 use doorbell_verbs::{
-    Batch, Buffer, Completion, Local, Memory, Opaque, PeerWrite, PreparedQueuePair, ProtectionDomain, QueueKind,
+    Batch, Buffer, Completion, Local, Memory, Opaque, PeerWrite, ProtectionDomain, QueueKind, ReliableConnection,
     Remote, Source, Success, WriteAccess,
 };
 
-use super::super::gpu::{Chunking, Content, GpuMessages, GpuPool};
 use super::super::meter::{LatencyMeter, Meter};
 use super::super::monitor::{Deadline, LoopMonitor};
-use super::super::pattern::{Mismatch, Pattern};
-use super::super::test_end::{AdvertisedMemory, PeerQp, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd, TestQp};
+use super::super::test_end::{AdvertisedMemory, PeerQp, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd};
+use crate::engine::gpu::{Chunking, Content, GpuMessages, GpuPool};
+use crate::engine::pattern::{Mismatch, Pattern};
+use crate::engine::test_end::{self, TestQp};
 use crate::failure::{Failure, refused};
 use crate::plan::Verb;
 use crate::stats::Latency;
@@ -75,6 +76,8 @@ pub(crate) struct PingPongMemory {
 }
 
 impl QpMemory for PingPongMemory {
+    type Connected = PingPongMemory;
+
     fn requirements(test: &Test<'_>) -> QpRequirements {
         let (receive, access) = match test.plan.verb {
             Verb::Send => (BUFFERS, RemoteAccess::Nothing),
@@ -156,19 +159,27 @@ impl QpMemory for PingPongMemory {
         }
     }
 
-    fn post_receives(&mut self, qp: &mut PreparedQueuePair) -> Result<(), Failure> {
+    fn connect(
+        mut self,
+        _: &Test<'_>,
+        test_qp: &mut TestQp<ReliableConnection>,
+        peer: &PeerQp,
+    ) -> Result<Self, Failure> {
+        if self.recv_buffer.is_some() || self.gpu_recv_buffer.is_some() {
+            self.target = Some(peer.data(self.bytes)?);
+        }
         for buffer in self.receives.drain(..) {
-            qp.receive(buffer).map_err(|e| refused(&*e))?;
+            test_qp.qp.receive(buffer).map_err(refused)?;
         }
         if let Some(pool) = self.pool.as_mut().filter(|_| self.gpu_recv_buffer.is_none()) {
             // Half of the pool; the other half is for sending.
             for _ in 0..pool.len() / 2 {
                 if let Some(buffer) = pool.take(Content::Nothing) {
-                    qp.receive(buffer).map_err(|e| refused(&*e))?;
+                    test_qp.qp.receive(buffer).map_err(refused)?;
                 }
             }
         }
-        Ok(())
+        Ok(self)
     }
 }
 
@@ -177,13 +188,6 @@ fn messages(test: &Test<'_>) -> u32 {
 }
 
 impl PingPongMemory {
-    fn attach(&mut self, peer: &PeerQp) -> Result<(), Failure> {
-        if self.recv_buffer.is_some() || self.gpu_recv_buffer.is_some() {
-            self.target = Some(peer.data(self.bytes)?);
-        }
-        Ok(())
-    }
-
     #[inline]
     fn has_free_buffer(&self) -> bool {
         match &self.pool {
@@ -306,10 +310,7 @@ impl<'a> PingPong<'a> {
         role: Role,
         monitor: LoopMonitor<'a>,
     ) -> Result<PingPong<'a>, Failure> {
-        for TestQp { memory, peer, .. } in &mut test_end.qps {
-            memory.attach(peer)?;
-        }
-        if test_end.qps.is_empty() {
+        if test_end.memory.is_empty() {
             return Err(Failure::test(format!(
                 "peer {}: no queue pair to test",
                 test.control.peer()
@@ -325,11 +326,13 @@ impl<'a> PingPong<'a> {
 
     #[inline]
     fn send(&mut self, index: u64) -> Result<(), Failure> {
-        while self.test_end.qps[0].qp.free_send_slots() == 0 || !self.test_end.qps[0].memory.has_free_buffer() {
+        while self.test_end.end.qps[0].qp.free_send_slots() == 0 || !self.test_end.memory[0].has_free_buffer() {
             self.poll()?;
             self.monitor.idle()?;
         }
-        let TestQp { qp, memory, peer } = &mut self.test_end.qps[0];
+        let TestEnd { end, memory } = &mut *self.test_end;
+        let (test_qp, memory) = (&mut end.qps[0], &mut memory[0]);
+        let qp = &mut test_qp.qp;
         let signal = index % SIGNAL_EVERY == SIGNAL_EVERY - 1;
         let target = memory.target;
         let imm = memory.with_imm.then_some(index as u32);
@@ -348,7 +351,7 @@ impl<'a> PingPong<'a> {
             }
             return qp
                 .post(|batch| from_buffer(batch, buffer, target, imm, signal))
-                .map_err(|e| peer.refused(&e));
+                .map_err(|e| test_qp.refused(&e));
         }
         let posted = match memory.free.pop() {
             Some(mut buffer) => {
@@ -365,17 +368,17 @@ impl<'a> PingPong<'a> {
                 qp.post(|batch| inline(batch, message, target, signal))
             }
         };
-        posted.map_err(|e| peer.refused(&e))
+        posted.map_err(|e| test_qp.refused(&e))
     }
 
     /// Waits for the peer's message `index`. False when the peer has finished instead.
     #[inline]
     fn await_message(&mut self, index: u64) -> Result<bool, Failure> {
-        let last = self.test_end.qps[0].memory.bytes as usize - 1;
+        let last = self.test_end.memory[0].bytes as usize - 1;
         loop {
             for _ in 0..POLLS_PER_CHECK {
-                let seen = match &self.test_end.qps[0].memory.recv_buffer {
-                    Some(recv_buffer) if !self.test_end.qps[0].memory.with_imm => {
+                let seen = match &self.test_end.memory[0].recv_buffer {
+                    Some(recv_buffer) if !self.test_end.memory[0].with_imm => {
                         recv_buffer.load_u8(last, Ordering::Acquire) == flag(index)
                     }
                     _ => self.arrived > 0,
@@ -399,7 +402,8 @@ impl<'a> PingPong<'a> {
     /// With `--verify`, checks what was written and inverts it.
     #[inline]
     fn verify_received(&mut self, index: u64) -> Result<(), Failure> {
-        let TestQp { memory, peer, .. } = &mut self.test_end.qps[0];
+        let TestEnd { end, memory } = &mut *self.test_end;
+        let (peer, memory) = (&end.qps[0].peer, &mut memory[0]);
         if !memory.verify {
             return match &mut memory.gpu_recv_buffer {
                 Some((recv_buffer, _)) => recv_buffer.pull(0),
@@ -433,10 +437,11 @@ impl<'a> PingPong<'a> {
 
     #[inline]
     fn poll(&mut self) -> Result<(), Failure> {
-        let TestEnd { cq, qps } = &mut *self.test_end;
-        let TestQp { qp, memory, peer } = &mut qps[0];
+        let TestEnd { end, memory } = &mut *self.test_end;
+        let test_end::TestEnd { cq, qps, .. } = end;
+        let (test_qp, memory) = (&mut qps[0], &mut memory[0]);
         for mut done in cq.poll().map_err(refused)? {
-            let success = done.result().map_err(|failure| peer.failed(&failure))?;
+            let success = done.result().map_err(|failure| test_qp.failed(&failure))?;
             if done.queue() == QueueKind::Send {
                 memory.reclaim(done);
                 continue;
@@ -447,15 +452,15 @@ impl<'a> PingPong<'a> {
             };
             if u64::from(len) != memory.bytes {
                 return Err(Failure::test(format!(
-                    "{peer} sent {len} bytes instead of {}",
-                    memory.bytes
+                    "{} sent {len} bytes instead of {}",
+                    test_qp.peer, memory.bytes
                 )));
             }
             if memory.with_imm {
                 // The payload is in the buffer written to; this completion only reports it.
                 self.arrived += 1;
                 if let Some(byte) = done.take::<Local>() {
-                    qp.receive(byte).map_err(|e| peer.refused(&e))?;
+                    test_qp.qp.receive(byte).map_err(|e| test_qp.refused(&e))?;
                 }
                 continue;
             }
@@ -469,7 +474,7 @@ impl<'a> PingPong<'a> {
                 pool.release(buffer);
                 if let Some(wrong) = wrong {
                     let mismatch = Mismatch::at(memory.bytes, 0, index, wrong);
-                    return Err(Failure::test(format!("{peer}: {mismatch}")));
+                    return Err(Failure::test(format!("{}: {mismatch}", test_qp.peer)));
                 }
                 let content = if memory.verify {
                     Content::Inverse(pattern(index + 1))
@@ -477,7 +482,7 @@ impl<'a> PingPong<'a> {
                     Content::Nothing
                 };
                 if let Some(buffer) = pool.take(content) {
-                    qp.receive(buffer).map_err(|e| peer.refused(&e))?;
+                    test_qp.qp.receive(buffer).map_err(|e| test_qp.refused(&e))?;
                 }
                 self.arrived += 1;
                 continue;
@@ -487,12 +492,12 @@ impl<'a> PingPong<'a> {
             };
             if memory.verify {
                 if let Some(wrong) = memory.check_message(self.role.other(), index, &mut buffer) {
-                    return Err(Failure::test(format!("{peer}: {wrong}")));
+                    return Err(Failure::test(format!("{}: {wrong}", test_qp.peer)));
                 }
                 buffer.iter_mut().for_each(|byte| *byte = !*byte);
             }
             self.arrived += 1;
-            qp.receive(buffer).map_err(|e| peer.refused(&e))?;
+            test_qp.qp.receive(buffer).map_err(|e| test_qp.refused(&e))?;
         }
         Ok(())
     }

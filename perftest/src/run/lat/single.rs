@@ -2,10 +2,13 @@
 //!
 //! It posts through the requesters of `bw`, so `--verify` checks the same.
 
-use super::super::bw::bw_loop::BwRequester;
+use doorbell_verbs::ReliableConnection;
+
 use super::super::meter::{LatencyMeter, Meter};
 use super::super::monitor::{Deadline, LoopMonitor};
-use super::super::test_end::{Test, TestEnd};
+use super::super::test_end::{QpMemory, Test, TestEnd};
+use crate::engine::requester::Requester;
+use crate::engine::test_end::TestQp;
 use crate::failure::{Failure, refused};
 use crate::stats::Latency;
 
@@ -13,16 +16,18 @@ use crate::stats::Latency;
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.
-pub(crate) fn run<F: BwRequester>(
+pub(crate) fn run<O>(
     test: &Test<'_>,
-    test_end: &mut TestEnd<F>,
+    test_end: &mut TestEnd<O>,
     meter: &mut Meter<'_, Latency>,
-) -> Result<Vec<u64>, Failure> {
-    let TestEnd { cq, qps } = test_end;
-    let Some(test_qp) = qps.first_mut() else {
+) -> Result<Vec<u64>, Failure>
+where
+    O: QpMemory<Connected: Requester<ReliableConnection>>,
+{
+    let TestEnd { end, memory } = test_end;
+    let (Some(test_qp), Some(requester)) = (end.qps.first_mut(), memory.first_mut()) else {
         return Ok(Vec::new());
     };
-    test_qp.memory.attach(test, &test_qp.peer)?;
     let warmup = test.plan.warmup(test.bytes);
     let total = test
         .plan
@@ -43,22 +48,17 @@ pub(crate) fn run<F: BwRequester>(
             // Resets the idle count; otherwise the wait for the answer would yield the CPU at once.
             monitor.busy()?;
         }
-        let memory = &mut test_qp.memory;
-        test_qp
-            .qp
-            .post(|batch| memory.stage(batch, index, None, true))
-            .map_err(|e| test_qp.peer.refused(&e))?;
+        let TestQp { qp, to, .. } = &mut *test_qp;
+        qp.post(|batch| requester.stage(batch, to, index, None, true))
+            .map_err(|e| test_qp.refused(&e))?;
         let mut completed = false;
         while !completed {
-            for done in cq.poll().map_err(refused)? {
-                if let Err(failure) = done.result() {
-                    return Err(test_qp.peer.failed(&failure));
-                }
+            for done in end.cq.poll().map_err(refused)? {
+                done.check().map_err(|failure| test_qp.failed(&failure))?;
                 completed = true;
-                test_qp
-                    .memory
+                requester
                     .retire(done)
-                    .map_err(|wrong| Failure::test(format!("{}: {wrong}", test_qp.peer)))?;
+                    .map_err(|error| error.into_failure(&test_qp.peer))?;
             }
             if !completed {
                 monitor.idle()?;

@@ -10,7 +10,7 @@ use doorbell_verbs::{
     UnreliableConnection, UnreliableDatagram, WithSrq,
 };
 
-use super::super::wire::PendingConnection;
+use crate::classic::wire::PendingConnection;
 
 pub(crate) trait TestTransport: Transport + Sized {
     /// Bytes before every received message: the GRH of UD.
