@@ -1,12 +1,13 @@
 //! The loops of every test, under the native commands and the classic names.
 //!
 //! A [`test_end`] has connected queue pairs; a [`requester`] is an operation on one of them;
-//! [`bw`] is the loop of bandwidth tests. What an end does between tests (control protocol,
+//! [`bw`] is the loop of bandwidth tests, [`one_sided`] has one request at a time. What an end does between tests (control protocol,
 //! schedule, output) is its caller's.
 
 pub(crate) mod bw;
 pub(crate) mod gpu;
 pub(crate) mod message;
+pub(crate) mod one_sided;
 pub(crate) mod pattern;
 pub(crate) mod receiver;
 pub(crate) mod requester;

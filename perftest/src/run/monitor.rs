@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::exchange::{Control, Message};
 use crate::failure::Failure;
 use crate::report::LinkKind;
+use crate::run::meter::LatencyMeter;
 use crate::run::test_end::Test;
 use crate::stats::Clock;
 
@@ -73,6 +74,19 @@ impl<'a> LoopMonitor<'a> {
             std::thread::yield_now();
         }
         self.count()
+    }
+
+    /// Waits until the next message of a latency test is due.
+    #[inline]
+    pub(crate) fn await_due(&mut self, meter: &mut LatencyMeter<'_, '_>) -> Result<(), Failure> {
+        if meter.is_due() {
+            return Ok(());
+        }
+        while !meter.is_due() {
+            self.idle()?;
+        }
+        // Resets the idle count; otherwise the wait for the answer would yield the CPU at once.
+        self.busy()
     }
 
     #[inline]

@@ -1,19 +1,18 @@
-//! Bandwidth tests, wire-compatible with the C tools: `requester` has the memory of each operation,
-//! `test_loop` measures one size; this module is the order of the test.
+//! Bandwidth tests, wire-compatible with the C tools: `test_loop` measures one size, this module is
+//! the order of the test.
 //!
 //! docs/CLASSIC.md has the table of barriers: before each size where both ends work (SEND,
 //! bidirectional tests), and after the last. Then the ends exchange reports.
 
-mod requester;
 mod test_loop;
 
 use doorbell_verbs::{ReliableConnection, UnreliableConnection, UnreliableDatagram, WithSrq};
 
-use self::requester::{ClassicRequester, receiver};
 use self::test_loop::{Outcome, TestLoop, requesters};
 use super::control::open_control;
 use super::layout::{Rates, bandwidth};
 use super::printer::{Directions, Printer};
+use super::requester::{ClassicRequester, receiver};
 use super::settings::{Output, Settings, Transport};
 use super::test_end::{Depths, TestEnd};
 use super::tool::Verb;

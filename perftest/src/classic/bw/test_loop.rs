@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use super::super::requester::ClassicRequester;
 use super::super::settings::{Rate, Settings, TestLength, Transport};
 use super::super::spin_wait::SpinWait;
 use super::super::test_end::TestEnd;
 use super::super::tool::Verb;
 use super::super::wire::PeerMonitor;
-use super::requester::ClassicRequester;
 use crate::engine::bw::{BwLoop, InlineList, PostParams};
 use crate::engine::receiver::Receiver;
 use crate::engine::transport::TestTransport;
@@ -54,8 +54,9 @@ pub(super) fn requesters<T: TestTransport, F: ClassicRequester<T>>(
     bytes: u64,
 ) -> Result<Vec<F>, Failure> {
     let sends = !settings.receives() || settings.bidirectional;
+    let (cycle, window) = (test_end.cycle(bytes), settings.tx_depth.max(1));
     (0..if sends { test_end.links.len() } else { 0 })
-        .map(|qp_index| F::new(settings, test_end, qp_index, bytes, settings.tx_depth.max(1)))
+        .map(|qp_index| F::new(settings, test_end, qp_index, cycle, window))
         .collect()
 }
 

@@ -1,12 +1,11 @@
 //! Latency tests, wire-compatible with the C tools.
 //!
-//! `write` and `send` are the ends of a ping-pong (`pingpong`); `one_sided` is the client of READs
-//! and atomics (`single`), whose server is passive. Every message is timed (`recorder`). Barriers:
+//! `write` and `send` are the ends of a ping-pong (`pingpong`); `single` is the client of READs and
+//! atomics, whose server is passive. Every message is timed (`recorder`). Barriers:
 //! one before the first size (before each, for SEND), one after the last followed by closing,
 //! except for WRITE.
 
 mod monitor;
-mod one_sided;
 mod pingpong;
 mod recorder;
 mod send;
@@ -25,11 +24,15 @@ use self::send_buffers::BUFFERS;
 use super::control::open_control;
 use super::layout::Latencies;
 use super::printer::Printer;
+use super::requester::ClassicRequester;
 use super::settings::{Settings, TestLength, Transport};
 use super::test_end::{Depths, TestEnd};
 use super::tool::Verb;
 use super::wire::{ControlConnection, QpInfo};
 use crate::device::Device;
+use crate::engine::message::Cycle;
+use crate::engine::one_sided::OneSided;
+use crate::engine::requester::{AtomicRequester, ReadRequester};
 use crate::engine::transport::TestTransport;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
@@ -59,7 +62,8 @@ pub(crate) fn run(settings: &Settings, device: &Device, interrupt: &Interrupt) -
         (Verb::Send, Transport::Rc) => end.send::<ReliableConnection>(),
         (Verb::Send, Transport::Uc) => end.send::<UnreliableConnection>(),
         (Verb::Send, Transport::Ud) => end.send::<UnreliableDatagram>(),
-        (Verb::Read | Verb::Atomic, Transport::Rc) => end.one_sided(),
+        (Verb::Read, Transport::Rc) => end.one_sided::<ReadRequester>(),
+        (Verb::Atomic, Transport::Rc) => end.one_sided::<AtomicRequester>(),
         (verb, transport) => Err(Failure::usage(format!(
             "-c {transport:?}: the transport has no {verb:?}: leave it out"
         ))),
@@ -109,9 +113,9 @@ impl<'a, 'p> LatSetup<'a, 'p> {
         lat_test.finish()
     }
 
-    fn one_sided(self) -> Result<(), Failure> {
+    fn one_sided<F: ClassicRequester<ReliableConnection>>(self) -> Result<(), Failure> {
         let settings = self.settings;
-        let (mut lat_test, test_end) = self.connect::<ReliableConnection>(1)?;
+        let (mut lat_test, mut test_end) = self.connect::<ReliableConnection>(1)?;
         if settings.is_server() {
             lat_test.control.barrier(&lat_test.qp_info)?;
             // The client accesses this end's memory until it reports that it is done.
@@ -119,10 +123,14 @@ impl<'a, 'p> LatSetup<'a, 'p> {
             drop(test_end);
             return Ok(());
         }
-        let mut requester = one_sided::OneSided::new(settings, test_end)?;
         lat_test.sizes(|size, monitor| {
-            requester.resize(size.bytes);
-            single::run(&mut requester, monitor, size)
+            let cycle = Cycle {
+                slots: 1,
+                ..test_end.cycle(size.bytes as u64)
+            };
+            let mut requester = F::new(settings, &test_end, 0, cycle, 1)?;
+            let requests = OneSided::new(&mut test_end.end, &mut requester, settings.events);
+            single::run(requests, monitor, size)
         })?;
         lat_test.finish()
     }

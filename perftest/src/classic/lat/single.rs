@@ -4,26 +4,18 @@
 use super::SizeRun;
 use super::monitor::{LoopMonitor, LoopState};
 use super::pingpong::pause;
+use crate::engine::one_sided::OneSided;
+use crate::engine::requester::Requester;
+use crate::engine::transport::TestTransport;
 use crate::failure::Failure;
-
-/// A queue pair whose requests the peer's device completes by itself (READ, atomics).
-pub(super) trait LatRequester {
-    /// # Errors
-    /// [`Failure::Test`] when it is refused.
-    fn post(&mut self) -> Result<(), Failure>;
-
-    /// # Errors
-    /// [`Failure::Test`] when it has failed.
-    fn is_complete(&mut self) -> Result<bool, Failure>;
-}
 
 /// The recorder and `count` (completed requests) are valid even when it fails.
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; else [`Failure::Test`] or [`Failure::Lost`]: the peer is gone, or the
 /// device refuses.
-pub(super) fn run(
-    requester: &mut impl LatRequester,
+pub(super) fn run<T: TestTransport>(
+    mut requests: OneSided<'_, T, impl Requester<T>>,
     monitor: &mut LoopMonitor<'_>,
     size: SizeRun<'_>,
 ) -> Result<(), Failure> {
@@ -36,8 +28,8 @@ pub(super) fn run(
         ..
     } = size;
     for _ in 0..warm_up {
-        requester.post()?;
-        while !requester.is_complete()? {
+        requests.post()?;
+        while !requests.is_complete()? {
             monitor.idle()?;
         }
         monitor.busy()?;
@@ -51,11 +43,11 @@ pub(super) fn run(
         if let Some(gap) = gap {
             began = pause(clock, monitor, gap)?;
         }
-        requester.post()?;
+        requests.post()?;
         if let Some((began, ended)) = trip.take() {
             recorder.record(began, ended);
         }
-        while !requester.is_complete()? {
+        while !requests.is_complete()? {
             if monitor.idle()? == LoopState::TimeUp {
                 return Ok(());
             }

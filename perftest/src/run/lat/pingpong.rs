@@ -261,13 +261,7 @@ pub(crate) fn run(
         if index == warmup {
             deadline.start(latency_meter.start());
         }
-        if !latency_meter.is_due() {
-            while !latency_meter.is_due() {
-                pingpong.monitor.idle()?;
-            }
-            // Resets the idle count; otherwise the wait for the answer would yield the CPU at once.
-            pingpong.monitor.busy()?;
-        }
+        pingpong.monitor.await_due(&mut latency_meter)?;
         pingpong.send(index)?;
         pingpong.await_message(index)?;
         over = deadline.is_over_at(latency_meter.end());

@@ -7,9 +7,9 @@ use doorbell_verbs::ReliableConnection;
 use super::super::meter::{LatencyMeter, Meter};
 use super::super::monitor::{Deadline, LoopMonitor};
 use super::super::test_end::{QpMemory, Test, TestEnd};
+use crate::engine::one_sided::OneSided;
 use crate::engine::requester::Requester;
-use crate::engine::test_end::TestQp;
-use crate::failure::{Failure, refused};
+use crate::failure::Failure;
 use crate::stats::Latency;
 
 /// Runs the test at one size. The meter holds what was measured even when it fails.
@@ -25,9 +25,10 @@ where
     O: QpMemory<Connected: Requester<ReliableConnection>>,
 {
     let TestEnd { end, memory } = test_end;
-    let (Some(test_qp), Some(requester)) = (end.qps.first_mut(), memory.first_mut()) else {
+    let Some(requester) = memory.first_mut() else {
         return Ok(Vec::new());
     };
+    let mut requests = OneSided::new(end, requester, false);
     let warmup = test.plan.warmup(test.bytes);
     let total = test
         .plan
@@ -41,28 +42,10 @@ where
         if index == warmup {
             deadline.start(latency_meter.start());
         }
-        if !latency_meter.is_due() {
-            while !latency_meter.is_due() {
-                monitor.idle()?;
-            }
-            // Resets the idle count; otherwise the wait for the answer would yield the CPU at once.
-            monitor.busy()?;
-        }
-        let TestQp { qp, to, .. } = &mut *test_qp;
-        qp.post(|batch| requester.stage(batch, to, index, None, true))
-            .map_err(|e| test_qp.refused(&e))?;
-        let mut completed = false;
-        while !completed {
-            for done in end.cq.poll().map_err(refused)? {
-                done.check().map_err(|failure| test_qp.failed(&failure))?;
-                completed = true;
-                requester
-                    .retire(done)
-                    .map_err(|error| error.into_failure(&test_qp.peer))?;
-            }
-            if !completed {
-                monitor.idle()?;
-            }
+        monitor.await_due(&mut latency_meter)?;
+        requests.post()?;
+        while !requests.is_complete()? {
+            monitor.idle()?;
         }
         over = deadline.is_over_at(latency_meter.end());
         index += 1;

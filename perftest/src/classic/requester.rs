@@ -2,9 +2,9 @@
 
 use doorbell_verbs::{Connected, Local, Reliable};
 
-use super::super::settings::Settings;
-use super::super::test_end::{TestEnd, allocate, frozen, scratch, slots};
-use crate::engine::message::{Sinks, Sources};
+use super::settings::Settings;
+use super::test_end::{TestEnd, allocate, frozen, scratch, slots};
+use crate::engine::message::{Cycle, Sinks, Sources};
 use crate::engine::receiver::Receiver;
 use crate::engine::requester::{AtomicRequester, MessageRequester, ReadRequester, Requester, SendOp, WriteOp};
 use crate::engine::transport::TestTransport;
@@ -12,12 +12,13 @@ use crate::failure::{Failure, refused};
 
 /// A requester that is made from the settings.
 pub(super) trait ClassicRequester<T: TestTransport>: Requester<T> + Sized {
-    /// For messages of `bytes` on the queue pair with this index, up to `window` in flight.
+    /// For messages that go through `cycle` on the queue pair with this index, up to `window` in
+    /// flight.
     fn new(
         settings: &Settings,
         test_end: &TestEnd<T>,
         qp_index: usize,
-        bytes: u64,
+        cycle: Cycle,
         window: u32,
     ) -> Result<Self, Failure>;
 }
@@ -27,16 +28,15 @@ fn messages<T: TestTransport, O>(
     settings: &Settings,
     test_end: &TestEnd<T>,
     op: O,
-    bytes: u64,
+    cycle: &Cycle,
     window: u32,
 ) -> Result<MessageRequester<O>, Failure> {
     let sources = if let Some(gpu) = &test_end.gpu {
-        Sources::Gpu(Box::new(slots(gpu, &test_end.pd, bytes, window)?), None)
-    } else if test_end.is_inline(bytes) {
+        Sources::Gpu(Box::new(slots(gpu, &test_end.pd, cycle.bytes, window)?), None)
+    } else if test_end.is_inline(cycle.bytes) {
         Sources::Inline(None)
     } else {
-        let cycle = test_end.cycle(bytes);
-        Sources::Frozen(frozen(settings, &test_end.pd, &cycle, window as usize)?)
+        Sources::Frozen(frozen(settings, &test_end.pd, cycle, window as usize)?)
     };
     Ok(MessageRequester {
         op,
@@ -45,20 +45,17 @@ fn messages<T: TestTransport, O>(
     })
 }
 
-/// Memory to read or receive `count` messages of `bytes` into, each behind `header` bytes.
+/// Memory to read or receive `count` messages into, each behind `header` bytes.
 fn sinks<T: TestTransport>(
     settings: &Settings,
     test_end: &TestEnd<T>,
-    bytes: u64,
+    cycle: &Cycle,
     header: u64,
     count: u32,
 ) -> Result<Sinks, Failure> {
     Ok(match &test_end.gpu {
-        Some(gpu) => Sinks::Gpu(Box::new(slots(gpu, &test_end.pd, bytes + header, count)?), None),
-        None => {
-            let cycle = test_end.cycle(bytes);
-            Sinks::Scratch(scratch(settings, &test_end.pd, &cycle, header, count as usize)?)
-        }
+        Some(gpu) => Sinks::Gpu(Box::new(slots(gpu, &test_end.pd, cycle.bytes + header, count)?), None),
+        None => Sinks::Scratch(scratch(settings, &test_end.pd, cycle, header, count as usize)?),
     })
 }
 
@@ -67,18 +64,17 @@ impl<T: TestTransport + Connected> ClassicRequester<T> for MessageRequester<Writ
         settings: &Settings,
         test_end: &TestEnd<T>,
         qp_index: usize,
-        bytes: u64,
+        cycle: Cycle,
         window: u32,
     ) -> Result<Self, Failure> {
-        let cycle = test_end.cycle(bytes);
         let op = WriteOp::new(test_end.links[qp_index].remote(&cycle), cycle, None);
-        messages(settings, test_end, op, bytes, window)
+        messages(settings, test_end, op, &cycle, window)
     }
 }
 
 impl<T: TestTransport> ClassicRequester<T> for MessageRequester<SendOp> {
-    fn new(settings: &Settings, test_end: &TestEnd<T>, _: usize, bytes: u64, window: u32) -> Result<Self, Failure> {
-        messages(settings, test_end, SendOp, bytes, window)
+    fn new(settings: &Settings, test_end: &TestEnd<T>, _: usize, cycle: Cycle, window: u32) -> Result<Self, Failure> {
+        messages(settings, test_end, SendOp, &cycle, window)
     }
 }
 
@@ -87,12 +83,11 @@ impl<T: TestTransport + Reliable> ClassicRequester<T> for ReadRequester {
         settings: &Settings,
         test_end: &TestEnd<T>,
         qp_index: usize,
-        bytes: u64,
+        cycle: Cycle,
         window: u32,
     ) -> Result<Self, Failure> {
-        let cycle = test_end.cycle(bytes);
         let source = test_end.links[qp_index].remote(&cycle);
-        let free = sinks(settings, test_end, bytes, 0, window)?;
+        let free = sinks(settings, test_end, &cycle, 0, window)?;
         Ok(ReadRequester::new(source, cycle, free))
     }
 }
@@ -104,10 +99,10 @@ impl<T: TestTransport + Reliable> ClassicRequester<T> for AtomicRequester {
         settings: &Settings,
         test_end: &TestEnd<T>,
         qp_index: usize,
-        bytes: u64,
+        cycle: Cycle,
         window: u32,
     ) -> Result<Self, Failure> {
-        let (cycle, link) = (test_end.cycle(bytes), &test_end.links[qp_index]);
+        let link = &test_end.links[qp_index];
         let words = test_end
             .pd
             .register_chunks(allocate(settings, 8 * window as usize)?, 8, Local)
@@ -125,6 +120,6 @@ pub(super) fn receiver<T: TestTransport>(
     bytes: u64,
     count: u32,
 ) -> Result<Receiver, Failure> {
-    let free = sinks(settings, test_end, bytes, T::HEADER, count)?;
+    let free = sinks(settings, test_end, &test_end.cycle(bytes), T::HEADER, count)?;
     Ok(Receiver::new(free, settings.recv_post_list, None))
 }
