@@ -68,8 +68,10 @@ impl Cursor {
 /// The payloads of the verified messages on a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Payloads {
-    pub(crate) seed: u64,
-    pub(crate) qp_index: usize,
+    seed: u64,
+    qp_index: usize,
+    /// Payloads of two streams differ.
+    pub(crate) stream: usize,
     /// Message i has the payload of message i modulo this.
     pub(crate) different: u64,
 }
@@ -80,12 +82,13 @@ impl Payloads {
         Payloads {
             seed,
             qp_index,
+            stream: qp_index,
             different: u64::MAX,
         }
     }
 
     pub(crate) fn of(&self, message: u64) -> Pattern {
-        Pattern::new(self.seed, self.qp_index, message % self.different)
+        Pattern::new(self.seed, self.stream, message % self.different)
     }
 }
 

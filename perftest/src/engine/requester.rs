@@ -117,6 +117,46 @@ impl<T: TestTransport + Connected> MessageOp<T> for WriteOp {
     }
 }
 
+/// A WRITE with its number as immediate data, which completes a receive of the peer.
+#[derive(Debug)]
+pub(crate) struct WriteImmOp {
+    target: Remote<WriteAccess>,
+    next: u32,
+}
+
+impl WriteImmOp {
+    pub(crate) fn new(target: Remote<WriteAccess>) -> WriteImmOp {
+        WriteImmOp { target, next: 0 }
+    }
+
+    #[inline]
+    fn imm(&mut self) -> u32 {
+        let imm = self.next;
+        self.next = self.next.wrapping_add(1);
+        imm
+    }
+}
+
+impl<T: TestTransport + Connected> MessageOp<T> for WriteImmOp {
+    #[inline]
+    fn post<'d>(&mut self, batch: &mut Batch<'_, 'd, T>, _: &'d T::Destination, message: impl Source, signal: bool) {
+        let imm = self.imm();
+        batch.write(message, self.target).imm(imm).signaled_if(signal);
+    }
+
+    #[inline]
+    fn post_inline<'d>(
+        &mut self,
+        batch: &mut Batch<'_, 'd, T>,
+        _: &'d T::Destination,
+        message: &'d [u8],
+        signal: bool,
+    ) {
+        let imm = self.imm();
+        batch.write_inline(message, self.target).imm(imm).signaled_if(signal);
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct SendOp;
 

@@ -2,11 +2,11 @@
 
 use super::bw::client::{AtomicMemory, MessageMemory, ReadMemory};
 use super::bw::{self, passive::PassiveMemory, receive::ReceiveRing, verify::VerifiedSlots};
-use super::lat::{self, pingpong::PingPongMemory};
+use super::lat::{self, pingpong::UnconnectedMemory};
 use super::meter::Meter;
 use super::test_end::{QpMemory, Test, TestEnd, usable_inline};
 use crate::device::Device;
-use crate::engine::requester::{SendOp, WriteOp};
+use crate::engine::requester::{SendOp, WriteImmOp, WriteOp};
 use crate::exchange::{Accepted, Control, Finish, GpuEnd, Message, Outcome, REPLY_TIMEOUT, introduce};
 use crate::failure::Failure;
 use crate::plan::{Kind, Plan, Verb};
@@ -58,6 +58,7 @@ pub(crate) fn client(
                 gid_index: local.gid_index,
                 inline,
                 control,
+                is_server: false,
             };
             let (measured, failure) = measure(&test, clock);
             if let Some(drift) = clock.check() {
@@ -156,9 +157,11 @@ fn bandwidth(test: &Test<'_>, mut meter: Meter<'_, Timeline>) -> Result<(), Fail
 fn latencies(test: &Test<'_>, mut meter: Meter<'_, Latency>) -> Result<(), Failure> {
     let meter = &mut meter;
     match test.plan.verb {
-        Verb::Write | Verb::Send => {
-            with_test_end::<PingPongMemory>(test, |test_end| lat::pingpong::run(test, test_end, meter))
+        Verb::Write if test.plan.gpu => {
+            with_test_end::<UnconnectedMemory<WriteImmOp>>(test, |end| lat::pingpong::run(test, end, meter))
         }
+        Verb::Write => with_test_end::<UnconnectedMemory<WriteOp>>(test, |end| lat::pingpong::run(test, end, meter)),
+        Verb::Send => with_test_end::<UnconnectedMemory<SendOp>>(test, |end| lat::pingpong::run(test, end, meter)),
         Verb::Read => with_test_end::<ReadMemory>(test, |test_end| lat::single::run(test, test_end, meter)),
         Verb::Atomic(_) => with_test_end::<AtomicMemory>(test, |test_end| lat::single::run(test, test_end, meter)),
     }
@@ -232,6 +235,7 @@ pub(crate) fn serve(local: SessionContext<'_>, plan: &Plan) -> Result<(), Failur
                 gid_index: local.gid_index,
                 inline,
                 control,
+                is_server: true,
             };
             for _ in 0..plan.repeat {
                 serve_size(&test)?;
@@ -248,8 +252,14 @@ pub(crate) fn serve(local: SessionContext<'_>, plan: &Plan) -> Result<(), Failur
 pub(super) fn serve_size(test: &Test<'_>) -> Result<(), Failure> {
     let plan = test.plan;
     match (plan.kind, plan.verb) {
-        (Kind::Lat, Verb::Write | Verb::Send) => {
-            serve_active::<PingPongMemory>(test, |test_end| lat::pingpong::serve(test, test_end))
+        (Kind::Lat, Verb::Write) if plan.gpu => {
+            serve_active::<UnconnectedMemory<WriteImmOp>>(test, |end| lat::pingpong::serve(test, end))
+        }
+        (Kind::Lat, Verb::Write) => {
+            serve_active::<UnconnectedMemory<WriteOp>>(test, |end| lat::pingpong::serve(test, end))
+        }
+        (Kind::Lat, Verb::Send) => {
+            serve_active::<UnconnectedMemory<SendOp>>(test, |end| lat::pingpong::serve(test, end))
         }
         (Kind::Bw, Verb::Send) => serve_active::<ReceiveRing>(test, |test_end| bw::receive::serve(test, test_end)),
         (Kind::Bw, Verb::Write) if plan.verify => {

@@ -34,6 +34,7 @@ pub(crate) struct Test<'a> {
     /// Messages of up to so many bytes are sent inline from this end.
     pub(crate) inline: u32,
     pub(crate) control: &'a Control,
+    pub(crate) is_server: bool,
 }
 
 impl Test<'_> {

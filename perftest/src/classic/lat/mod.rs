@@ -1,26 +1,23 @@
 //! Latency tests, wire-compatible with the C tools.
 //!
-//! `write` and `send` are the ends of a ping-pong (`pingpong`); `single` is the client of READs and
+//! `pingpong` is one end of a ping-pong, with `memory`; `single` is the client of READs and
 //! atomics, whose server is passive. Every message is timed (`recorder`). Barriers:
 //! one before the first size (before each, for SEND), one after the last followed by closing,
 //! except for WRITE.
 
+mod memory;
 mod monitor;
 mod pingpong;
 mod recorder;
-mod send;
-mod send_buffers;
 mod single;
-mod write;
 
 use std::time::Duration;
 
 use doorbell_verbs::{Connected, ReliableConnection, UnreliableConnection, UnreliableDatagram, WithSrq};
 
 use self::monitor::LoopMonitor;
-use self::pingpong::{PingPong, Role};
+use self::pingpong::Role;
 use self::recorder::LatencyRecorder;
-use self::send_buffers::BUFFERS;
 use super::control::open_control;
 use super::layout::Latencies;
 use super::printer::Printer;
@@ -32,7 +29,8 @@ use super::wire::{ControlConnection, QpInfo};
 use crate::device::Device;
 use crate::engine::message::Cycle;
 use crate::engine::one_sided::OneSided;
-use crate::engine::requester::{AtomicRequester, ReadRequester};
+use crate::engine::pingpong::{BUFFERS, PingPong, PingPongMemory, PingPongParams};
+use crate::engine::requester::{AtomicRequester, MessageOp, ReadRequester};
 use crate::engine::transport::TestTransport;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
@@ -86,15 +84,25 @@ struct LatSetup<'a, 'p> {
 impl<'a, 'p> LatSetup<'a, 'p> {
     fn write<T: TestTransport + Connected>(self) -> Result<(), Failure> {
         let settings = self.settings;
-        let (mut lat_test, test_end) = self.connect::<T>(1)?;
-        let mut pingpong = write::WritePingPong::new(settings, test_end)?;
+        let (mut lat_test, mut test_end) = self.connect::<T>(1)?;
+        let mut memory = memory::of_write(settings, &mut test_end)?;
         // Unlike with SEND, the server sends first.
         let end = if settings.is_server() {
             Role::Initiator
         } else {
             Role::Responder
         };
-        lat_test.run_pingpong(end, &mut pingpong)?;
+        // As the C tools do: polls for the completion of what was sent, then memory and only memory.
+        // An idle queue pair completes something only when it fails.
+        let params = PingPongParams {
+            signal_every: 1,
+            complete_first: true,
+            polls: 16,
+            times: 1 << 12,
+            sleeps: false,
+            advice: "",
+        };
+        lat_test.run_pingpong(end, &mut test_end, &mut memory, params)?;
         // The peer may be slightly behind: its last WRITE must still find this end's queue pair.
         lat_test.control.linger();
         Ok(())
@@ -102,14 +110,22 @@ impl<'a, 'p> LatSetup<'a, 'p> {
 
     fn send<T: TestTransport>(self) -> Result<(), Failure> {
         let settings = self.settings;
-        let (mut lat_test, test_end) = self.connect::<T>(BUFFERS)?;
-        let mut pingpong = send::SendPingPong::new(settings, test_end)?;
+        let (mut lat_test, mut test_end) = self.connect::<T>(BUFFERS)?;
+        let mut memory = memory::of_send(settings, &mut test_end)?;
         let end = if settings.is_server() {
             Role::Responder
         } else {
             Role::Initiator
         };
-        lat_test.run_pingpong(end, &mut pingpong)?;
+        let params = PingPongParams {
+            signal_every: 4,
+            complete_first: false,
+            polls: 1,
+            times: 1,
+            sleeps: settings.events,
+            advice: ": do both ends have the same options (-s, -a)?",
+        };
+        lat_test.run_pingpong(end, &mut test_end, &mut memory, params)?;
         lat_test.finish()
     }
 
@@ -188,8 +204,18 @@ struct SizeRun<'a> {
 }
 
 impl LatTest<'_, '_> {
-    fn run_pingpong(&mut self, role: Role, pingpong: &mut impl PingPong) -> Result<(), Failure> {
-        self.sizes(|size, monitor| pingpong::run(role, pingpong, monitor, size))
+    fn run_pingpong<T: TestTransport, O: MessageOp<T>>(
+        &mut self,
+        role: Role,
+        test_end: &mut TestEnd<T>,
+        memory: &mut PingPongMemory<O>,
+        params: PingPongParams,
+    ) -> Result<(), Failure> {
+        let mut pingpong = PingPong::new(&mut test_end.end, memory, params, 0);
+        self.sizes(|size, monitor| {
+            pingpong.resize(size.bytes);
+            pingpong::run(role, &mut pingpong, monitor, size)
+        })
     }
 
     /// Also prints the partial row of an interrupted size.

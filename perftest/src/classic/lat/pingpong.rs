@@ -9,31 +9,11 @@ use std::time::Duration;
 
 use super::SizeRun;
 use super::monitor::{LoopMonitor, LoopState};
+use crate::engine::pingpong::PingPong;
+use crate::engine::requester::MessageOp;
+use crate::engine::transport::TestTransport;
 use crate::failure::Failure;
 use crate::stats::Clock;
-
-/// A queue pair and its memory, as one end of a ping-pong.
-pub(super) trait PingPong {
-    /// Sets the message size, which only grows.
-    fn resize(&mut self, bytes: usize);
-
-    /// Whether a send queue slot and a buffer are free; polls for completions that free them.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when a request has failed.
-    fn is_ready(&mut self) -> Result<bool, Failure>;
-
-    /// Sends message `index`, counted from 1. The last of a size is signaled.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when it is refused.
-    fn send(&mut self, index: u64, last: bool) -> Result<(), Failure>;
-
-    fn has_arrived(&mut self, index: u64) -> Result<bool, Failure>;
-
-    /// Polls whether all sends have completed: sent, or on a reliable transport acknowledged.
-    fn is_drained(&mut self) -> Result<bool, Failure>;
-}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Role {
@@ -48,9 +28,9 @@ pub(super) enum Role {
 /// # Errors
 /// [`Failure::Interrupted`]; else [`Failure::Test`] or [`Failure::Lost`]: the peer is gone, or the
 /// device refuses.
-pub(super) fn run(
+pub(super) fn run<T: TestTransport>(
     role: Role,
-    pingpong: &mut impl PingPong,
+    pingpong: &mut PingPong<'_, T, impl MessageOp<T>>,
     monitor: &mut LoopMonitor<'_>,
     size: SizeRun<'_>,
 ) -> Result<(), Failure> {
@@ -62,27 +42,25 @@ pub(super) fn run(
     }
 }
 
-fn exchange(
+fn exchange<T: TestTransport>(
     role: Role,
-    pingpong: &mut impl PingPong,
+    pingpong: &mut PingPong<'_, T, impl MessageOp<T>>,
     monitor: &mut LoopMonitor<'_>,
     size: SizeRun<'_>,
 ) -> Result<(), Failure> {
     let SizeRun {
-        bytes,
         clock,
         gap,
         recorder,
         count: come,
-        warm_up: _,
+        ..
     } = size;
-    pingpong.resize(bytes);
     let total = recorder.total();
     // The time starts with the first message: a C tool starts its clock up to 250 ms after the
     // barrier.
     monitor.start(u64::MAX);
     if role == Role::Responder {
-        if await_message(pingpong, monitor, 1)? == LoopState::TimeUp {
+        if await_message(pingpong, monitor, 0)? == LoopState::TimeUp {
             return Ok(());
         }
         *come = 1;
@@ -91,7 +69,7 @@ fn exchange(
     }
     let mut began = clock.now();
     let mut trip = None;
-    for index in 1..=total {
+    for index in 0..total {
         if let Some(gap) = gap {
             began = pause(clock, monitor, gap)?;
         }
@@ -100,7 +78,7 @@ fn exchange(
                 return Ok(());
             }
         }
-        pingpong.send(index, index == total)?;
+        pingpong.send(index, index + 1 == total)?;
         if let Some((began, ended)) = trip.take() {
             recorder.record(began, ended);
         }
@@ -108,12 +86,12 @@ fn exchange(
             // The last message arrived before it was answered.
             break;
         }
-        if await_message(pingpong, monitor, *come + 1)? == LoopState::TimeUp {
+        if await_message(pingpong, monitor, *come)? == LoopState::TimeUp {
             return Ok(());
         }
         *come += 1;
         let now = clock.now();
-        if index == 1 && role == Role::Initiator {
+        if index == 0 && role == Role::Initiator {
             recorder.start(now);
             monitor.start(recorder.end());
         } else {
@@ -134,8 +112,8 @@ fn exchange(
 }
 
 #[inline]
-fn await_message(
-    pingpong: &mut impl PingPong,
+fn await_message<T: TestTransport>(
+    pingpong: &mut PingPong<'_, T, impl MessageOp<T>>,
     monitor: &mut LoopMonitor<'_>,
     index: u64,
 ) -> Result<LoopState, Failure> {
@@ -150,7 +128,10 @@ fn await_message(
 
 /// Drains the send queue, so that the peer has the last message. Not in a timed test, where the
 /// ends stop anywhere.
-fn drain(pingpong: &mut impl PingPong, monitor: &mut LoopMonitor<'_>) -> Result<(), Failure> {
+fn drain<T: TestTransport>(
+    pingpong: &mut PingPong<'_, T, impl MessageOp<T>>,
+    monitor: &mut LoopMonitor<'_>,
+) -> Result<(), Failure> {
     loop {
         match pingpong.is_drained() {
             Ok(true) => return Ok(()),

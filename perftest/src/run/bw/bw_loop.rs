@@ -9,7 +9,7 @@ use crate::engine::bw::{BwLoop, InlineList, PostParams};
 use crate::engine::requester::Requester;
 use crate::exchange::REPLY_TIMEOUT;
 use crate::failure::Failure;
-use crate::plan::Verb;
+use crate::plan::{Kind, Verb};
 use crate::stats::{Clock, Pacer, Timeline};
 
 /// With a rate limit, the longest interval in seconds between signaled requests, if there are
@@ -19,7 +19,12 @@ const REPORT_WITHIN_S: f64 = 1e-3;
 /// How long the peer may take to check the last messages.
 pub(crate) const DRAIN_TIMEOUT: std::time::Duration = REPLY_TIMEOUT;
 
-/// How the client fills its send queues. Each list of a verified write ends with its message count.
+/// Whether each list ends with a WRITE of the number of messages.
+pub(crate) fn ends_with_count(test: &Test<'_>) -> bool {
+    test.plan.verify && test.plan.kind == Kind::Bw && test.plan.verb == Verb::Write
+}
+
+/// How the client fills its send queues.
 pub(crate) fn post_params(test: &Test<'_>) -> PostParams {
     let plan = test.plan;
     let window = test.window();
@@ -34,7 +39,7 @@ pub(crate) fn post_params(test: &Test<'_>) -> PostParams {
         Some(rate) => cq_mod.min((rate * REPORT_WITHIN_S / f64::from(plan.qps)) as u32),
         None => cq_mod,
     };
-    let extra = u32::from(plan.verify && plan.verb == Verb::Write);
+    let extra = u32::from(ends_with_count(test));
     PostParams::new(window, plan.post_list, cq_mod, extra)
 }
 

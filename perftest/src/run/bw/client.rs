@@ -13,11 +13,13 @@ use std::marker::PhantomData;
 use doorbell_verbs::{AtomicWord, Buffer, Local, Memory, PeerWrite, ProtectionDomain, ReliableConnection};
 
 use super::super::test_end::{AdvertisedMemory, PeerQp, QpMemory, QpRequirements, RemoteAccess, Test};
-use super::bw_loop::post_params;
+use super::bw_loop::{ends_with_count, post_params};
 use crate::cli::AtomicOperation;
 use crate::engine::gpu::GpuPool;
 use crate::engine::message::{Cycle, Payloads, Sinks, Sources};
-use crate::engine::requester::{AtomicRequester, Credits, MessageRequester, ReadRequester, SendOp, WriteOp};
+use crate::engine::requester::{
+    AtomicRequester, Credits, MessageRequester, ReadRequester, SendOp, WriteImmOp, WriteOp,
+};
 use crate::engine::test_end::TestQp;
 use crate::failure::{Failure, refused};
 use crate::plan::Verb;
@@ -30,9 +32,15 @@ pub(crate) trait ConnectOp: Sized {
 impl ConnectOp for WriteOp {
     fn connect(test: &Test<'_>, peer: &PeerQp) -> Result<WriteOp, Failure> {
         let slots = u64::from(peer.slots);
-        let notice = test.plan.verify.then(|| peer.counter()).transpose()?;
+        let notice = ends_with_count(test).then(|| peer.counter()).transpose()?;
         let target = peer.data(slots * test.bytes)?;
         Ok(WriteOp::new(target, Cycle::dense(test.bytes, slots), notice))
+    }
+}
+
+impl ConnectOp for WriteImmOp {
+    fn connect(test: &Test<'_>, peer: &PeerQp) -> Result<WriteImmOp, Failure> {
+        peer.data(test.bytes).map(WriteImmOp::new)
     }
 }
 
