@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use doorbell_verbs::{Buffer, Completion, Local, Opaque, PeerWrite, QueueKind, Success};
 
 use super::gpu::{Content, GpuMessages, GpuPool};
+use super::lat::Trips;
 use super::message::Payloads;
 use super::pattern::{Mismatch, Pattern};
 use super::receiver::Receiver;
@@ -114,106 +115,6 @@ impl<'a, T: TestTransport, O: MessageOp<T>> PingPong<'a, T, O> {
         self.bytes = bytes;
     }
 
-    /// Whether a send queue slot and a buffer are free; polls for completions that free them.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when a request has failed or data was wrong.
-    #[inline]
-    pub(crate) fn is_ready(&mut self) -> Result<bool, Failure> {
-        let has_free = match &self.memory.out {
-            SendBuffers::Host { free, inline } => self.bytes <= inline.len() || !free.is_empty(),
-            SendBuffers::Gpu(pool) => pool.len() > 0,
-        };
-        if has_free && self.end.qps[0].qp.free_send_slots() > 0 {
-            return Ok(true);
-        }
-        self.poll().map(|()| false)
-    }
-
-    /// Sends message `index`, counted from 0; the last of a size is signaled. It must be ready.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when it is refused.
-    #[inline]
-    pub(crate) fn send(&mut self, index: u64, last: bool) -> Result<(), Failure> {
-        let TestEnd { qps, shared, .. } = &mut *self.end;
-        let PingPongMemory {
-            op,
-            out,
-            receiver,
-            payloads,
-            ..
-        } = &mut *self.memory;
-        let bytes = self.bytes;
-        let signal = last || index & (self.params.signal_every - 1) == self.params.signal_every - 1;
-        let payload = payloads.map(|[sent, _]| sent.of(index));
-        let fill = |message: &mut [u8], polled: bool| {
-            if let Some(payload) = payload {
-                payload.fill(message);
-            }
-            if polled {
-                message[bytes - 1] = flag(index);
-            }
-        };
-        let test_qp = &mut qps[0];
-        let TestQp { qp, to, .. } = &mut *test_qp;
-        let to = &*to;
-        let posted = match out {
-            SendBuffers::Host { inline, .. } if bytes <= inline.len() => {
-                let message = &mut inline[..bytes];
-                fill(message, receiver.is_none());
-                let message = &*message;
-                qp.post(|batch| op.post_inline(batch, to, message, signal))
-            }
-            SendBuffers::Host { free, .. } => {
-                let Some(mut message) = free.pop() else {
-                    return Ok(());
-                };
-                fill(&mut message[..bytes], receiver.is_none());
-                let signal = signal || free.is_empty();
-                qp.post(|batch| op.post(batch, to, message.part(..bytes), signal))
-            }
-            SendBuffers::Gpu(pool) => {
-                let Some(message) = pool.take(payload.map_or(Content::Any, Content::Pattern)) else {
-                    return Ok(());
-                };
-                if let Some(failure) = pool.take_error() {
-                    return Err(failure);
-                }
-                let signal = signal || pool.len() == 0;
-                qp.post(|batch| op.post(batch, to, message, signal))
-            }
-        };
-        posted.map_err(|e| test_qp.refused(&e))?;
-        // After the answer is posted: other receives are still available.
-        match receiver {
-            Some(receiver) => receiver.post(test_qp, shared.as_mut()),
-            None => Ok(()),
-        }
-    }
-
-    /// Whether the peer's message `index`, counted from 0, has arrived.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when a request has failed or data was wrong.
-    #[inline]
-    pub(crate) fn has_arrived(&mut self, index: u64) -> Result<bool, Failure> {
-        let come = if self.memory.receiver.is_some() {
-            if self.arrived == 0 {
-                self.poll()?;
-            }
-            let come = self.arrived > 0;
-            self.arrived -= u64::from(come);
-            come
-        } else {
-            self.poll_memory(index)?
-        };
-        if come {
-            self.look_into_written(index)?;
-        }
-        Ok(come)
-    }
-
     /// Whether all sends have completed: sent, or on a reliable transport acknowledged.
     pub(crate) fn is_drained(&mut self) -> Result<bool, Failure> {
         if self.end.qps[0].qp.free_send_slots() < self.depth {
@@ -317,6 +218,96 @@ impl<'a, T: TestTransport, O: MessageOp<T>> PingPong<'a, T, O> {
             }
             None => Ok(()),
         }
+    }
+}
+
+impl<T: TestTransport, O: MessageOp<T>> Trips for PingPong<'_, T, O> {
+    #[inline]
+    fn is_ready(&mut self) -> Result<bool, Failure> {
+        let has_free = match &self.memory.out {
+            SendBuffers::Host { free, inline } => self.bytes <= inline.len() || !free.is_empty(),
+            SendBuffers::Gpu(pool) => pool.len() > 0,
+        };
+        if has_free && self.end.qps[0].qp.free_send_slots() > 0 {
+            return Ok(true);
+        }
+        self.poll().map(|()| false)
+    }
+
+    #[inline]
+    fn send(&mut self, index: u64, last: bool) -> Result<(), Failure> {
+        let TestEnd { qps, shared, .. } = &mut *self.end;
+        let PingPongMemory {
+            op,
+            out,
+            receiver,
+            payloads,
+            ..
+        } = &mut *self.memory;
+        let bytes = self.bytes;
+        let signal = last || index & (self.params.signal_every - 1) == self.params.signal_every - 1;
+        let payload = payloads.map(|[sent, _]| sent.of(index));
+        let fill = |message: &mut [u8], polled: bool| {
+            if let Some(payload) = payload {
+                payload.fill(message);
+            }
+            if polled {
+                message[bytes - 1] = flag(index);
+            }
+        };
+        let test_qp = &mut qps[0];
+        let TestQp { qp, to, .. } = &mut *test_qp;
+        let to = &*to;
+        let posted = match out {
+            SendBuffers::Host { inline, .. } if bytes <= inline.len() => {
+                let message = &mut inline[..bytes];
+                fill(message, receiver.is_none());
+                let message = &*message;
+                qp.post(|batch| op.post_inline(batch, to, message, signal))
+            }
+            SendBuffers::Host { free, .. } => {
+                let Some(mut message) = free.pop() else {
+                    return Ok(());
+                };
+                fill(&mut message[..bytes], receiver.is_none());
+                let signal = signal || free.is_empty();
+                qp.post(|batch| op.post(batch, to, message.part(..bytes), signal))
+            }
+            SendBuffers::Gpu(pool) => {
+                let Some(message) = pool.take(payload.map_or(Content::Any, Content::Pattern)) else {
+                    return Ok(());
+                };
+                if let Some(failure) = pool.take_error() {
+                    return Err(failure);
+                }
+                let signal = signal || pool.len() == 0;
+                qp.post(|batch| op.post(batch, to, message, signal))
+            }
+        };
+        posted.map_err(|e| test_qp.refused(&e))?;
+        // After the answer is posted: other receives are still available.
+        match receiver {
+            Some(receiver) => receiver.post(test_qp, shared.as_mut()),
+            None => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn has_arrived(&mut self, index: u64) -> Result<bool, Failure> {
+        let come = if self.memory.receiver.is_some() {
+            if self.arrived == 0 {
+                self.poll()?;
+            }
+            let come = self.arrived > 0;
+            self.arrived -= u64::from(come);
+            come
+        } else {
+            self.poll_memory(index)?
+        };
+        if come {
+            self.look_into_written(index)?;
+        }
+        Ok(come)
     }
 }
 

@@ -1,12 +1,15 @@
 //! The protocol of a test from `hello` to `bye`: the client's side and the server's.
 
-use super::bw::client::{AtomicMemory, MessageMemory, ReadMemory};
+use doorbell_verbs::ReliableConnection;
+
+use super::bw::client::{AtomicMemory, ConnectOp, MessageMemory, ReadMemory};
 use super::bw::{self, passive::PassiveMemory, receive::ReceiveRing, verify::VerifiedSlots};
 use super::lat::{self, pingpong::UnconnectedMemory};
 use super::meter::Meter;
 use super::test_end::{QpMemory, Test, TestEnd, usable_inline};
 use crate::device::Device;
-use crate::engine::requester::{SendOp, WriteImmOp, WriteOp};
+use crate::engine::requester::{MessageOp, SendOp, WriteImmOp, WriteOp};
+use crate::engine::samples::{Pace, SampleParams, Samples};
 use crate::exchange::{Accepted, Control, Finish, GpuEnd, Message, Outcome, REPLY_TIMEOUT, introduce};
 use crate::failure::Failure;
 use crate::plan::{Kind, Plan, Verb};
@@ -84,7 +87,12 @@ pub(super) fn measure(test: &Test<'_>, clock: &Clock) -> (Option<Row>, Option<Fa
             let (mut repeats, mut failure) = (Vec::new(), None);
             for _ in 0..test.plan.repeat {
                 let mut timeline = Timeline::new(u64::from(test.window()) * u64::from(test.plan.qps));
-                failure = bandwidth(test, meter(clock, &mut cpu, &mut timeline)).err();
+                let meter = Meter {
+                    clock,
+                    cpu: &mut cpu,
+                    figures: &mut timeline,
+                };
+                failure = bandwidth(test, meter).err();
                 repeats.extend(timeline.bandwidth());
                 if failure.is_some() {
                     break;
@@ -102,11 +110,18 @@ pub(super) fn measure(test: &Test<'_>, clock: &Clock) -> (Option<Row>, Option<Fa
                 Verb::Read | Verb::Atomic(_) => Trip::Full,
             };
             let (mut all, mut repeats, mut failure) = (Latency::new(trip), Vec::new(), None);
+            let params = SampleParams {
+                trip,
+                pace: test.plan.rate_per_s.map_or(Pace::AtOnce, Pace::PerSecond),
+                duration: test.plan.duration(),
+                margin: None,
+                keep: None,
+            };
             for _ in 0..test.plan.repeat {
-                let mut latency = Latency::new(trip);
-                failure = latencies(test, meter(clock, &mut cpu, &mut latency)).err();
-                repeats.extend(latency.figures());
-                all.absorb(&latency);
+                let mut samples = Samples::new(clock, &mut cpu, params);
+                failure = latencies(test, &mut samples).err();
+                repeats.extend(samples.latency().figures());
+                all.absorb(samples.latency());
                 if failure.is_some() {
                     break;
                 }
@@ -127,10 +142,6 @@ pub(super) fn measure(test: &Test<'_>, clock: &Clock) -> (Option<Row>, Option<Fa
     }
 }
 
-fn meter<'a, T>(clock: &'a Clock, cpu: &'a mut CpuMeter, figures: &'a mut T) -> Meter<'a, T> {
-    Meter { clock, cpu, figures }
-}
-
 fn shape(test: &Test<'_>) -> RowParams {
     RowParams {
         bytes: test.bytes,
@@ -144,7 +155,7 @@ fn shape(test: &Test<'_>) -> RowParams {
     }
 }
 
-fn bandwidth(test: &Test<'_>, mut meter: Meter<'_, Timeline>) -> Result<(), Failure> {
+fn bandwidth(test: &Test<'_>, mut meter: Meter<'_>) -> Result<(), Failure> {
     let meter = &mut meter;
     match test.plan.verb {
         Verb::Write => with_test_end::<MessageMemory<WriteOp>>(test, |end| bw::bw_loop::run(test, end, meter)),
@@ -154,17 +165,23 @@ fn bandwidth(test: &Test<'_>, mut meter: Meter<'_, Timeline>) -> Result<(), Fail
     }
 }
 
-fn latencies(test: &Test<'_>, mut meter: Meter<'_, Latency>) -> Result<(), Failure> {
-    let meter = &mut meter;
+fn latencies(test: &Test<'_>, samples: &mut Samples<'_>) -> Result<(), Failure> {
     match test.plan.verb {
-        Verb::Write if test.plan.gpu => {
-            with_test_end::<UnconnectedMemory<WriteImmOp>>(test, |end| lat::pingpong::run(test, end, meter))
-        }
-        Verb::Write => with_test_end::<UnconnectedMemory<WriteOp>>(test, |end| lat::pingpong::run(test, end, meter)),
-        Verb::Send => with_test_end::<UnconnectedMemory<SendOp>>(test, |end| lat::pingpong::run(test, end, meter)),
-        Verb::Read => with_test_end::<ReadMemory>(test, |test_end| lat::single::run(test, test_end, meter)),
-        Verb::Atomic(_) => with_test_end::<AtomicMemory>(test, |test_end| lat::single::run(test, test_end, meter)),
+        Verb::Write if test.plan.gpu => ping_pong::<WriteImmOp>(test, samples),
+        Verb::Write => ping_pong::<WriteOp>(test, samples),
+        Verb::Send => ping_pong::<SendOp>(test, samples),
+        Verb::Read => with_test_end::<ReadMemory>(test, |end| lat::one_sided(test, end, samples)),
+        Verb::Atomic(_) => with_test_end::<AtomicMemory>(test, |end| lat::one_sided(test, end, samples)),
     }
+}
+
+fn ping_pong<O: ConnectOp + MessageOp<ReliableConnection>>(
+    test: &Test<'_>,
+    samples: &mut Samples<'_>,
+) -> Result<(), Failure> {
+    with_test_end::<UnconnectedMemory<O>>(test, |end| {
+        lat::run(test, &mut lat::pingpong::pingpong(test, end)?, samples)
+    })
 }
 
 fn with_test_end<O: QpMemory>(

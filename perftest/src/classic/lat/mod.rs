@@ -1,23 +1,16 @@
 //! Latency tests, wire-compatible with the C tools.
 //!
-//! `pingpong` is one end of a ping-pong, with `memory`; `single` is the client of READs and
-//! atomics, whose server is passive. Every message is timed (`recorder`). Barriers:
-//! one before the first size (before each, for SEND), one after the last followed by closing,
-//! except for WRITE.
+//! Both ends of a ping-pong know the number of messages or the duration, so neither reports its
+//! end. The responder's round trip runs from its answer to the next message. The server of READs
+//! and atomics is passive. Barriers: one before the first size (before each, for SEND), one after
+//! the last followed by closing, except for WRITE.
 
 mod memory;
 mod monitor;
-mod pingpong;
-mod recorder;
-mod single;
-
-use std::time::Duration;
 
 use doorbell_verbs::{Connected, ReliableConnection, UnreliableConnection, UnreliableDatagram, WithSrq};
 
 use self::monitor::LoopMonitor;
-use self::pingpong::Role;
-use self::recorder::LatencyRecorder;
 use super::control::open_control;
 use super::layout::Latencies;
 use super::printer::Printer;
@@ -27,17 +20,19 @@ use super::test_end::{Depths, TestEnd};
 use super::tool::Verb;
 use super::wire::{ControlConnection, QpInfo};
 use crate::device::Device;
+use crate::engine::lat::{self, LatParams, Monitor};
 use crate::engine::message::Cycle;
 use crate::engine::one_sided::OneSided;
 use crate::engine::pingpong::{BUFFERS, PingPong, PingPongMemory, PingPongParams};
 use crate::engine::requester::{AtomicRequester, MessageOp, ReadRequester};
+use crate::engine::samples::{Pace, SampleParams, Samples};
 use crate::engine::transport::TestTransport;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::stats::{Clock, ClockChoice, CpuMeter, Trip};
 
 /// Requests of a round of `--perform_warm_up`.
-const WARM_UP: u32 = 100;
+const WARM_UP: u64 = 100;
 
 /// # Errors
 /// [`Failure::Interrupted`], after printing what was measured until then; [`Failure::Usage`] when
@@ -87,11 +82,7 @@ impl<'a, 'p> LatSetup<'a, 'p> {
         let (mut lat_test, mut test_end) = self.connect::<T>(1)?;
         let mut memory = memory::of_write(settings, &mut test_end)?;
         // Unlike with SEND, the server sends first.
-        let end = if settings.is_server() {
-            Role::Initiator
-        } else {
-            Role::Responder
-        };
+        let initiates = settings.is_server();
         // As the C tools do: polls for the completion of what was sent, then memory and only memory.
         // An idle queue pair completes something only when it fails.
         let params = PingPongParams {
@@ -102,7 +93,7 @@ impl<'a, 'p> LatSetup<'a, 'p> {
             sleeps: false,
             advice: "",
         };
-        lat_test.run_pingpong(end, &mut test_end, &mut memory, params)?;
+        lat_test.run_pingpong(initiates, &mut test_end, &mut memory, params)?;
         // The peer may be slightly behind: its last WRITE must still find this end's queue pair.
         lat_test.control.linger();
         Ok(())
@@ -112,11 +103,7 @@ impl<'a, 'p> LatSetup<'a, 'p> {
         let settings = self.settings;
         let (mut lat_test, mut test_end) = self.connect::<T>(BUFFERS)?;
         let mut memory = memory::of_send(settings, &mut test_end)?;
-        let end = if settings.is_server() {
-            Role::Responder
-        } else {
-            Role::Initiator
-        };
+        let initiates = !settings.is_server();
         let params = PingPongParams {
             signal_every: 4,
             complete_first: false,
@@ -125,7 +112,7 @@ impl<'a, 'p> LatSetup<'a, 'p> {
             sleeps: settings.events,
             advice: ": do both ends have the same options (-s, -a)?",
         };
-        lat_test.run_pingpong(end, &mut test_end, &mut memory, params)?;
+        lat_test.run_pingpong(initiates, &mut test_end, &mut memory, params)?;
         lat_test.finish()
     }
 
@@ -139,14 +126,23 @@ impl<'a, 'p> LatSetup<'a, 'p> {
             drop(test_end);
             return Ok(());
         }
-        lat_test.sizes(|size, monitor| {
+        // The peer does not count these.
+        let warmup = if settings.warm_up { WARM_UP } else { 0 };
+        lat_test.sizes(|size| {
             let cycle = Cycle {
                 slots: 1,
-                ..test_end.cycle(size.bytes as u64)
+                ..test_end.cycle(size.bytes)
             };
             let mut requester = F::new(settings, &test_end, 0, cycle, 1)?;
-            let requests = OneSided::new(&mut test_end.end, &mut requester, settings.events);
-            single::run(requests, monitor, size)
+            let mut requests = OneSided::new(&mut test_end.end, &mut requester, settings.events);
+            let params = LatParams {
+                initiates: true,
+                warmup,
+                total: total(settings).saturating_add(warmup),
+            };
+            let result = lat::run(&mut requests, size.monitor, size.samples, params, size.count);
+            *size.count = size.count.saturating_sub(warmup);
+            result
         })?;
         lat_test.finish()
     }
@@ -191,14 +187,10 @@ struct LatTest<'a, 'p> {
     clock: Clock,
 }
 
-struct SizeRun<'a> {
-    bytes: usize,
-    clock: &'a Clock,
-    /// Delay between an answer and the next message.
-    gap: Option<Duration>,
-    recorder: &'a mut LatencyRecorder,
-    /// Warm-up requests, where the peer does not count them.
-    warm_up: u32,
+struct SizeRun<'a, 'm> {
+    bytes: u64,
+    monitor: &'a mut LoopMonitor<'m>,
+    samples: &'a mut Samples<'m>,
     /// Messages received, or requests completed.
     count: &'a mut u64,
 }
@@ -206,55 +198,76 @@ struct SizeRun<'a> {
 impl LatTest<'_, '_> {
     fn run_pingpong<T: TestTransport, O: MessageOp<T>>(
         &mut self,
-        role: Role,
+        initiates: bool,
         test_end: &mut TestEnd<T>,
         memory: &mut PingPongMemory<O>,
         params: PingPongParams,
     ) -> Result<(), Failure> {
         let mut pingpong = PingPong::new(&mut test_end.end, memory, params, 0);
-        self.sizes(|size, monitor| {
-            pingpong.resize(size.bytes);
-            pingpong::run(role, &mut pingpong, monitor, size)
+        let params = LatParams {
+            initiates,
+            // The time starts with the first message: a C tool starts its clock up to 250 ms after
+            // the barrier.
+            warmup: 1,
+            total: total(self.settings),
+        };
+        self.sizes(|size| {
+            pingpong.resize(usize::try_from(size.bytes).unwrap_or(usize::MAX));
+            let result = lat::run(&mut pingpong, size.monitor, size.samples, params, size.count).and_then(|()| {
+                // In a timed test the ends stop anywhere.
+                if params.total < u64::MAX {
+                    drain(&mut pingpong, size.monitor)
+                } else {
+                    Ok(())
+                }
+            });
+            match result {
+                // In a timed test each end stops by itself and sends nothing about it: the end that
+                // started first is gone while the other's last message is in flight.
+                Err(failure) if !matches!(failure, Failure::Interrupted) && size.monitor.peer_ended_first() => Ok(()),
+                result => result,
+            }
         })
     }
 
     /// Also prints the partial row of an interrupted size.
-    fn sizes(
-        &mut self,
-        mut measure: impl FnMut(SizeRun<'_>, &mut LoopMonitor<'_>) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
+    fn sizes(&mut self, mut measure: impl FnMut(SizeRun<'_, '_>) -> Result<(), Failure>) -> Result<(), Failure> {
         let settings = self.settings;
         let trip = match settings.tool.verb {
             Verb::Write | Verb::Send => Trip::Half,
             Verb::Read | Verb::Atomic => Trip::Full,
+        };
+        let (duration, margin) = match settings.length {
+            TestLength::Iterations(_) => (None, None),
+            TestLength::Duration { duration, margin } => (Some(duration), Some(margin)),
+        };
+        let keep = settings.output.histogram || settings.output.unsorted;
+        let params = SampleParams {
+            trip,
+            pace: settings.gap.map_or(Pace::AtOnce, Pace::Gap),
+            duration,
+            margin,
+            keep: keep.then(|| duration.is_none().then(|| total(settings))),
         };
         self.printer.column_heads()?;
         for (index, &bytes) in settings.sizes.iter().enumerate() {
             if index == 0 || settings.tool.verb == Verb::Send {
                 self.control.barrier(&self.qp_info)?;
             }
-            let keep = settings.output.histogram || settings.output.unsorted;
-            let mut recorder = LatencyRecorder::new(trip, settings.length, keep);
             let (mut count, mut cpu) = (0, CpuMeter::default());
-            cpu.start();
-            let outcome = measure(
-                SizeRun {
-                    bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
-                    clock: &self.clock,
-                    gap: settings.gap,
-                    recorder: &mut recorder,
-                    warm_up: if settings.warm_up { WARM_UP } else { 0 },
-                    count: &mut count,
-                },
-                &mut LoopMonitor::new(&self.control, &self.clock, settings),
-            );
-            cpu.stop();
+            let mut samples = Samples::new(&self.clock, &mut cpu, params);
+            let outcome = measure(SizeRun {
+                bytes,
+                monitor: &mut LoopMonitor::new(&self.control, &self.clock, settings),
+                samples: &mut samples,
+                count: &mut count,
+            });
             if !matches!(outcome, Ok(()) | Err(Failure::Interrupted)) {
                 return outcome;
             }
+            let (figures, samples) = (figures(settings, bytes, count, &samples), samples.samples_ns());
             let used = cpu.used();
-            if let Some(figures) = figures(settings, bytes, count, &recorder) {
-                let samples = recorder.samples_ns();
+            if let Some(figures) = figures {
                 let percent = (used.user_cores + used.system_cores) * 100.0;
                 self.printer.latencies(figures, samples.as_deref(), percent)?;
             }
@@ -271,8 +284,37 @@ impl LatTest<'_, '_> {
     }
 }
 
-fn figures(settings: &Settings, bytes: u64, count: u64, recorder: &LatencyRecorder) -> Option<Latencies> {
-    let figures = recorder.figures()?;
+/// Messages of a size; `u64::MAX` in a timed test.
+fn total(settings: &Settings) -> u64 {
+    match settings.length {
+        TestLength::Iterations(count) => count,
+        TestLength::Duration { .. } => u64::MAX,
+    }
+}
+
+/// Drains the send queue, so that the peer has the last message.
+fn drain<T: TestTransport>(
+    pingpong: &mut PingPong<'_, T, impl MessageOp<T>>,
+    monitor: &mut LoopMonitor<'_>,
+) -> Result<(), Failure> {
+    loop {
+        match pingpong.is_drained() {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            // The peer may be gone before its device has acknowledged the last message.
+            Err(_) if monitor.peer_closes() => return Ok(()),
+            Err(failure) => return Err(failure),
+        }
+        match monitor.idle() {
+            Ok(_) => {}
+            Err(Failure::Lost { .. }) => return Ok(()),
+            Err(failure) => return Err(failure),
+        }
+    }
+}
+
+fn figures(settings: &Settings, bytes: u64, count: u64, samples: &Samples<'_>) -> Option<Latencies> {
+    let figures = samples.latency().figures()?;
     Some(Latencies {
         bytes,
         // Both ends of a ping-pong have measured one trip less; a timed test counts only what lies
@@ -288,6 +330,6 @@ fn figures(settings: &Settings, bytes: u64, count: u64, recorder: &LatencyRecord
         stddev_ns: figures.stddev,
         p99_ns: figures.p99,
         p999_ns: figures.p999,
-        trips_per_s: recorder.rate_per_s(),
+        trips_per_s: samples.rate_per_s(),
     })
 }

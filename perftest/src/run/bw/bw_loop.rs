@@ -6,11 +6,12 @@ use super::super::meter::Meter;
 use super::super::monitor::{Deadline, LoopMonitor};
 use super::super::test_end::{QpMemory, Test, TestEnd};
 use crate::engine::bw::{BwLoop, InlineList, PostParams};
+use crate::engine::lat::Monitor;
 use crate::engine::requester::Requester;
 use crate::exchange::REPLY_TIMEOUT;
 use crate::failure::Failure;
 use crate::plan::{Kind, Verb};
-use crate::stats::{Clock, Pacer, Timeline};
+use crate::stats::{Clock, Pacer};
 
 /// With a rate limit, the longest interval in seconds between signaled requests, if there are
 /// messages.
@@ -48,11 +49,7 @@ pub(crate) fn post_params(test: &Test<'_>) -> PostParams {
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.
-pub(crate) fn run<O>(
-    test: &Test<'_>,
-    test_end: &mut TestEnd<O>,
-    meter: &mut Meter<'_, Timeline>,
-) -> Result<Vec<u64>, Failure>
+pub(crate) fn run<O>(test: &Test<'_>, test_end: &mut TestEnd<O>, meter: &mut Meter<'_>) -> Result<Vec<u64>, Failure>
 where
     O: QpMemory<Connected: Requester<ReliableConnection>>,
 {

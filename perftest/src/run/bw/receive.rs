@@ -8,6 +8,7 @@ use super::super::test_end::{AdvertisedMemory, PeerQp, QpMemory, QpRequirements,
 use super::client::sinks;
 use super::credit::{self, CreditWriter, DrainWait};
 use crate::engine::bw::{BwLoop, PostParams};
+use crate::engine::lat::Monitor;
 use crate::engine::message::{Payloads, Sinks};
 use crate::engine::receiver::Receiver;
 use crate::engine::requester::{MessageRequester, SendOp};

@@ -13,6 +13,7 @@ use super::super::monitor::LoopMonitor;
 use super::super::test_end::{AdvertisedMemory, PeerQp, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd};
 use super::credit::{self, CreditWriter, DrainWait};
 use crate::engine::gpu::{Chunking, GpuMessages};
+use crate::engine::lat::Monitor;
 use crate::engine::pattern::{Mismatch, Pattern};
 use crate::engine::test_end::TestQp;
 use crate::failure::{Failure, refused};

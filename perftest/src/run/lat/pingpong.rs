@@ -6,10 +6,10 @@ use std::marker::PhantomData;
 use doorbell_verbs::{Buffer, Local, Memory, PeerWrite, ProtectionDomain, ReliableConnection};
 
 use super::super::bw::client::{ConnectOp, buffers, sinks};
-use super::super::meter::{LatencyMeter, Meter};
-use super::super::monitor::{Deadline, LoopMonitor};
+use super::super::monitor::LoopMonitor;
 use super::super::test_end::{AdvertisedMemory, PeerQp, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd};
 use crate::engine::gpu::{Chunking, GpuMessages, GpuPool};
+use crate::engine::lat::{Monitor, Trips};
 use crate::engine::message::{Payloads, Sinks};
 use crate::engine::pingpong::{BUFFERS, PingPong, PingPongMemory, PingPongParams, SendBuffers, Written};
 use crate::engine::receiver::Receiver;
@@ -17,7 +17,6 @@ use crate::engine::requester::MessageOp;
 use crate::engine::test_end::TestQp;
 use crate::failure::{Failure, refused};
 use crate::plan::Verb;
-use crate::stats::Latency;
 
 const PARAMS: PingPongParams = PingPongParams {
     signal_every: 4,
@@ -136,47 +135,6 @@ fn payloads(test: &Test<'_>) -> [Payloads; 2] {
     [direction(test.is_server), direction(!test.is_server)]
 }
 
-/// The client: sends first and measures. The meter holds what was measured even when it fails.
-/// Returns the messages sent.
-///
-/// # Errors
-/// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.
-pub(crate) fn run<O: ConnectOp + MessageOp<ReliableConnection>>(
-    test: &Test<'_>,
-    test_end: &mut TestEnd<UnconnectedMemory<O>>,
-    meter: &mut Meter<'_, Latency>,
-) -> Result<Vec<u64>, Failure> {
-    let mut pingpong = pingpong(test, test_end)?;
-    let mut monitor = LoopMonitor::of_client(test);
-    let warmup = test.plan.warmup(test.bytes);
-    let total = test
-        .plan
-        .iterations(test.bytes)
-        .map_or(u64::MAX, |iterations| warmup.saturating_add(iterations));
-    let mut deadline = Deadline::after(test.plan.duration());
-    let mut latency_meter = LatencyMeter::new(meter, test.plan.rate_per_s);
-    let (mut index, mut over) = (0, false);
-    while index < total && !over {
-        if index == warmup {
-            deadline.start(latency_meter.start());
-        }
-        monitor.await_due(&mut latency_meter)?;
-        while !pingpong.is_ready()? {
-            monitor.idle()?;
-        }
-        pingpong.send(index, false)?;
-        while !pingpong.has_arrived(index)? {
-            monitor.idle()?;
-        }
-        // Resets the idle count; otherwise the loop would soon yield the CPU at every poll, which
-        // costs more than the message.
-        monitor.busy()?;
-        over = deadline.is_over_at(latency_meter.end());
-        index += 1;
-    }
-    Ok(vec![index])
-}
-
 /// The server: answers until the client has finished. Returns the messages received.
 pub(crate) fn serve<O: ConnectOp + MessageOp<ReliableConnection>>(
     test: &Test<'_>,
@@ -209,7 +167,8 @@ pub(crate) fn serve<O: ConnectOp + MessageOp<ReliableConnection>>(
     }
 }
 
-fn pingpong<'a, O: ConnectOp + MessageOp<ReliableConnection>>(
+/// One end of the ping-pong, over the first queue pair.
+pub(crate) fn pingpong<'a, O: ConnectOp + MessageOp<ReliableConnection>>(
     test: &Test<'_>,
     test_end: &'a mut TestEnd<UnconnectedMemory<O>>,
 ) -> Result<PingPong<'a, ReliableConnection, O>, Failure> {
