@@ -11,7 +11,7 @@
 use doorbell_verbs::QueueKind;
 
 use super::receiver::Receiver;
-use super::requester::Requester;
+use super::requester::{Message, Requester};
 use super::test_end::{TestEnd, TestQp, completions};
 use super::transport::TestTransport;
 use crate::failure::{Failure, refused};
@@ -285,9 +285,13 @@ impl<'a, T: TestTransport, F: Requester<T>> BwLoop<'a, T, F> {
                 let to = &*to;
                 let result = qp.post(|batch| {
                     for index in first..last {
-                        let signal = signal(ends && extra == 0 && index + 1 == last);
-                        let inline = inline.and_then(|inline| inline.get(index - first));
-                        requester.stage(batch, to, index, inline, signal);
+                        let message = Message {
+                            to,
+                            index,
+                            inline: inline.and_then(|inline| inline.get(index - first)),
+                            signal: signal(ends && extra == 0 && index + 1 == last),
+                        };
+                        requester.stage(batch, message);
                     }
                     if extra > 0 {
                         requester.end_list(batch, &posted, signal(ends));

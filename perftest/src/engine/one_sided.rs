@@ -1,7 +1,7 @@
 //! One READ or atomic at a time, which the peer's device completes by itself.
 
 use super::lat::Trips;
-use super::requester::Requester;
+use super::requester::{Message, Requester};
 use super::test_end::{TestEnd, TestQp, completions};
 use super::transport::TestTransport;
 use crate::failure::Failure;
@@ -31,8 +31,13 @@ impl<T: TestTransport, F: Requester<T>> Trips for OneSided<'_, T, F> {
     fn send(&mut self, index: u64, _: bool) -> Result<(), Failure> {
         let test_qp = &mut self.end.qps[0];
         let TestQp { qp, to, .. } = &mut *test_qp;
-        let to = &*to;
-        let posted = qp.post(|batch| self.requester.stage(batch, to, index, None, true));
+        let message = Message {
+            to: &*to,
+            index,
+            inline: None,
+            signal: true,
+        };
+        let posted = qp.post(|batch| self.requester.stage(batch, message));
         posted.map_err(|e| test_qp.refused(&e))
     }
 

@@ -263,7 +263,7 @@ impl<T: TestTransport, O: MessageOp<T>> Trips for PingPong<'_, T, O> {
                 let message = &mut inline[..bytes];
                 fill(message, receiver.is_none());
                 let message = &*message;
-                qp.post(|batch| op.post_inline(batch, to, message, signal))
+                qp.post(|batch| op.inline(batch, to, message, signal))
             }
             SendBuffers::Host { free, .. } => {
                 let Some(mut message) = free.pop() else {

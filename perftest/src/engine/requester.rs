@@ -13,6 +13,15 @@ use super::message::{Cursor, Cycle, DataError, Sinks, Sources, content_before};
 use super::transport::TestTransport;
 use crate::cli::AtomicOperation;
 
+/// A message to be staged.
+pub(crate) struct Message<'d, T: TestTransport> {
+    pub(crate) to: &'d T::Destination,
+    pub(crate) index: u64,
+    /// Its payload, where messages are sent inline.
+    pub(crate) inline: Option<&'d [u8]>,
+    pub(crate) signal: bool,
+}
+
 pub(crate) trait Requester<T: TestTransport> {
     /// Messages that may have been posted in all by now, by the peer's credits.
     #[inline]
@@ -23,16 +32,9 @@ pub(crate) trait Requester<T: TestTransport> {
     /// Writes the payload of message `index`, where inline messages differ.
     fn payload(&self, _index: u64, _into: &mut [u8]) {}
 
-    /// Adds message `index` to a post list; `inline` is its payload where messages are sent inline.
-    /// A buffer is always free, as at most a window of messages is in flight.
-    fn stage<'d>(
-        &mut self,
-        batch: &mut Batch<'_, 'd, T>,
-        to: &'d T::Destination,
-        index: u64,
-        inline: Option<&'d [u8]>,
-        signal: bool,
-    );
+    /// Adds a message to a post list. A buffer is always free, as at most a window of messages is in
+    /// flight.
+    fn stage<'d>(&mut self, batch: &mut Batch<'_, 'd, T>, message: Message<'d, T>);
 
     /// Ends a list with the requests that [`PostParams`](super::bw::PostParams) leaves room for;
     /// `posted` is the number of messages posted with it, little-endian.
@@ -54,13 +56,7 @@ pub(crate) trait Requester<T: TestTransport> {
 pub(crate) trait MessageOp<T: TestTransport> {
     fn post<'d>(&mut self, batch: &mut Batch<'_, 'd, T>, to: &'d T::Destination, message: impl Source, signal: bool);
 
-    fn post_inline<'d>(
-        &mut self,
-        batch: &mut Batch<'_, 'd, T>,
-        to: &'d T::Destination,
-        message: &'d [u8],
-        signal: bool,
-    );
+    fn inline<'d>(&mut self, batch: &mut Batch<'_, 'd, T>, to: &'d T::Destination, bytes: &'d [u8], signal: bool);
 
     fn end_list<'d>(&mut self, _batch: &mut Batch<'_, 'd, T>, _posted: &'d [u8; 8], _signal: bool) {}
 }
@@ -97,15 +93,9 @@ impl<T: TestTransport + Connected> MessageOp<T> for WriteOp {
     }
 
     #[inline]
-    fn post_inline<'d>(
-        &mut self,
-        batch: &mut Batch<'_, 'd, T>,
-        _: &'d T::Destination,
-        message: &'d [u8],
-        signal: bool,
-    ) {
+    fn inline<'d>(&mut self, batch: &mut Batch<'_, 'd, T>, _: &'d T::Destination, bytes: &'d [u8], signal: bool) {
         if let Some(target) = self.next() {
-            batch.write_inline(message, target).signaled_if(signal);
+            batch.write_inline(bytes, target).signaled_if(signal);
         }
     }
 
@@ -145,15 +135,9 @@ impl<T: TestTransport + Connected> MessageOp<T> for WriteImmOp {
     }
 
     #[inline]
-    fn post_inline<'d>(
-        &mut self,
-        batch: &mut Batch<'_, 'd, T>,
-        _: &'d T::Destination,
-        message: &'d [u8],
-        signal: bool,
-    ) {
+    fn inline<'d>(&mut self, batch: &mut Batch<'_, 'd, T>, _: &'d T::Destination, bytes: &'d [u8], signal: bool) {
         let imm = self.imm();
-        batch.write_inline(message, self.target).imm(imm).signaled_if(signal);
+        batch.write_inline(bytes, self.target).imm(imm).signaled_if(signal);
     }
 }
 
@@ -167,14 +151,8 @@ impl<T: TestTransport> MessageOp<T> for SendOp {
     }
 
     #[inline]
-    fn post_inline<'d>(
-        &mut self,
-        batch: &mut Batch<'_, 'd, T>,
-        to: &'d T::Destination,
-        message: &'d [u8],
-        signal: bool,
-    ) {
-        T::send_inline(batch, to, message, signal);
+    fn inline<'d>(&mut self, batch: &mut Batch<'_, 'd, T>, to: &'d T::Destination, bytes: &'d [u8], signal: bool) {
+        T::send_inline(batch, to, bytes, signal);
     }
 }
 
@@ -219,16 +197,15 @@ impl<T: TestTransport, O: MessageOp<T>> Requester<T> for MessageRequester<O> {
     }
 
     #[inline]
-    fn stage<'d>(
-        &mut self,
-        batch: &mut Batch<'_, 'd, T>,
-        to: &'d T::Destination,
-        index: u64,
-        inline: Option<&'d [u8]>,
-        signal: bool,
-    ) {
-        if let Some(message) = inline {
-            self.op.post_inline(batch, to, message, signal);
+    fn stage<'d>(&mut self, batch: &mut Batch<'_, 'd, T>, message: Message<'d, T>) {
+        let Message {
+            to,
+            index,
+            inline,
+            signal,
+        } = message;
+        if let Some(bytes) = inline {
+            self.op.inline(batch, to, bytes, signal);
             return;
         }
         match &mut self.sources {
@@ -291,14 +268,8 @@ impl ReadRequester {
 
 impl<T: TestTransport + Reliable> Requester<T> for ReadRequester {
     #[inline]
-    fn stage<'d>(
-        &mut self,
-        batch: &mut Batch<'_, 'd, T>,
-        _: &'d T::Destination,
-        index: u64,
-        _: Option<&'d [u8]>,
-        signal: bool,
-    ) {
+    fn stage<'d>(&mut self, batch: &mut Batch<'_, 'd, T>, message: Message<'d, T>) {
+        let Message { index, signal, .. } = message;
         let Some(source) = self.source.slice(self.cursor.advance(), self.cursor.bytes()) else {
             return;
         };
@@ -363,14 +334,8 @@ impl AtomicRequester {
 
 impl<T: TestTransport + Reliable> Requester<T> for AtomicRequester {
     #[inline]
-    fn stage<'d>(
-        &mut self,
-        batch: &mut Batch<'_, 'd, T>,
-        _: &'d T::Destination,
-        index: u64,
-        _: Option<&'d [u8]>,
-        signal: bool,
-    ) {
+    fn stage<'d>(&mut self, batch: &mut Batch<'_, 'd, T>, message: Message<'d, T>) {
+        let Message { index, signal, .. } = message;
         let (Some(target), Some(mut word)) = (self.target.word(self.cursor.advance()), self.free.pop()) else {
             return;
         };

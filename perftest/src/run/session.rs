@@ -23,6 +23,20 @@ pub(crate) struct SessionContext<'a> {
     pub(crate) gid_index: Option<u8>,
 }
 
+impl<'a> SessionContext<'a> {
+    fn test(self, plan: &'a Plan, bytes: u64, inline: u32, is_server: bool) -> Test<'a> {
+        Test {
+            plan,
+            bytes,
+            device: self.device,
+            gid_index: self.gid_index,
+            inline,
+            control: self.control,
+            is_server,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) enum Event {
     Accepted(Accepted),
@@ -54,15 +68,7 @@ pub(crate) fn client(
         let inline = usable_inline(plan, local.device)?;
         for &bytes in &plan.sizes {
             report(Event::SizeStarted(bytes));
-            let test = Test {
-                plan,
-                bytes,
-                device: local.device,
-                gid_index: local.gid_index,
-                inline,
-                control,
-                is_server: false,
-            };
+            let test = local.test(plan, bytes, inline, false);
             let (measured, failure) = measure(&test, clock);
             if let Some(drift) = clock.check() {
                 report(Event::ClockDrift(drift));
@@ -245,15 +251,7 @@ pub(crate) fn serve(local: SessionContext<'_>, plan: &Plan) -> Result<(), Failur
         control.send(&Message::Accepted(accepted))?;
         let inline = usable_inline(plan, local.device)?;
         for &bytes in &plan.sizes {
-            let test = Test {
-                plan,
-                bytes,
-                device: local.device,
-                gid_index: local.gid_index,
-                inline,
-                control,
-                is_server: true,
-            };
+            let test = local.test(plan, bytes, inline, true);
             for _ in 0..plan.repeat {
                 serve_size(&test)?;
             }

@@ -73,6 +73,17 @@ pub(crate) struct QpRequirements {
     pub(crate) access: RemoteAccess,
 }
 
+impl QpRequirements {
+    pub(crate) fn new(send: u32, receive: u32, inline: u32, access: RemoteAccess) -> QpRequirements {
+        QpRequirements {
+            send,
+            receive,
+            inline,
+            access,
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RemoteAccess {
     /// None but SEND.
@@ -108,12 +119,14 @@ pub(crate) trait QpMemory: Sized {
     ///
     /// # Errors
     /// [`Failure::Test`] when the peer's keys are unusable.
-    fn connect(
-        self,
-        test: &Test<'_>,
-        test_qp: &mut TestQp<ReliableConnection>,
-        peer: &PeerQp,
-    ) -> Result<Self::Connected, Failure>;
+    fn connect(self, peer: Peer<'_>) -> Result<Self::Connected, Failure>;
+}
+
+/// A queue pair that is just connected, with the keys of its peer.
+pub(crate) struct Peer<'a> {
+    pub(crate) test: &'a Test<'a>,
+    pub(crate) test_qp: &'a mut TestQp<ReliableConnection>,
+    pub(crate) keys: &'a PeerQp,
 }
 
 #[derive(Clone, Debug)]
@@ -199,7 +212,11 @@ impl<O: QpMemory> TestEnd<O> {
                 to: (),
                 peer: peer.to_string(),
             };
-            connected.push(memory.connect(test, &mut test_qp, &peer)?);
+            connected.push(memory.connect(Peer {
+                test,
+                test_qp: &mut test_qp,
+                keys: &peer,
+            })?);
             qps.push(test_qp);
         }
         let shared = None;

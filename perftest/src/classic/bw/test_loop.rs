@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::requester::ClassicRequester;
+use super::super::requester::{ClassicRequester, Context};
 use super::super::settings::{Rate, Settings, TestLength, Transport};
 use super::super::spin_wait::SpinWait;
 use super::super::test_end::TestEnd;
@@ -56,7 +56,15 @@ pub(super) fn requesters<T: TestTransport, F: ClassicRequester<T>>(
     let sends = !settings.receives() || settings.bidirectional;
     let (cycle, window) = (test_end.cycle(bytes), settings.tx_depth.max(1));
     (0..if sends { test_end.links.len() } else { 0 })
-        .map(|qp_index| F::new(settings, test_end, qp_index, cycle, window))
+        .map(|qp_index| {
+            F::new(&Context {
+                settings,
+                test_end,
+                qp_index,
+                cycle,
+                window,
+            })
+        })
         .collect()
 }
 

@@ -11,15 +11,14 @@ mod monitor;
 use doorbell_verbs::{Connected, ReliableConnection, UnreliableConnection, UnreliableDatagram, WithSrq};
 
 use self::monitor::LoopMonitor;
-use super::control::open_control;
+use super::control::TestStart;
 use super::layout::Latencies;
 use super::printer::Printer;
-use super::requester::ClassicRequester;
+use super::requester::{ClassicRequester, Context};
 use super::settings::{Settings, TestLength, Transport};
-use super::test_end::{Depths, TestEnd};
+use super::test_end::{ClassicTransport, Depths, TestEnd};
 use super::tool::Verb;
 use super::wire::{ControlConnection, QpInfo};
-use crate::device::Device;
 use crate::engine::lat::{self, LatParams, Monitor};
 use crate::engine::message::Cycle;
 use crate::engine::one_sided::OneSided;
@@ -28,154 +27,129 @@ use crate::engine::requester::{AtomicRequester, MessageOp, ReadRequester};
 use crate::engine::samples::{Pace, SampleParams, Samples};
 use crate::engine::transport::TestTransport;
 use crate::failure::Failure;
-use crate::interrupt::Interrupt;
 use crate::stats::{Clock, ClockChoice, CpuMeter, Trip};
 
 /// Requests of a round of `--perform_warm_up`.
 const WARM_UP: u64 = 100;
 
 /// # Errors
-/// [`Failure::Interrupted`], after printing what was measured until then; [`Failure::Usage`] when
+/// [`Failure::Interrupted`], with what was measured until then printed; [`Failure::Usage`] when
 /// there is no such test; [`Failure::Test`] and [`Failure::Lost`] when it failed.
-pub(crate) fn run(settings: &Settings, device: &Device, interrupt: &Interrupt) -> Result<(), Failure> {
-    let mut printer = Printer::new(settings)?;
-    let end = LatSetup {
-        settings,
-        device,
-        interrupt,
-        printer: &mut printer,
-    };
+pub(crate) fn run(start: TestStart<'_, '_>) -> Result<(), Failure> {
+    let settings = start.settings;
     let shared = settings.shared_receive;
-    let result = match (settings.tool.verb, settings.transport) {
-        (Verb::Write, Transport::Rc) => end.write::<ReliableConnection>(),
-        (Verb::Write, Transport::Uc) => end.write::<UnreliableConnection>(),
-        (Verb::Send, Transport::Rc) if shared => end.send::<WithSrq<ReliableConnection>>(),
-        (Verb::Send, Transport::Uc) if shared => end.send::<WithSrq<UnreliableConnection>>(),
-        (Verb::Send, Transport::Ud) if shared => end.send::<WithSrq<UnreliableDatagram>>(),
-        (Verb::Send, Transport::Rc) => end.send::<ReliableConnection>(),
-        (Verb::Send, Transport::Uc) => end.send::<UnreliableConnection>(),
-        (Verb::Send, Transport::Ud) => end.send::<UnreliableDatagram>(),
-        (Verb::Read, Transport::Rc) => end.one_sided::<ReadRequester>(),
-        (Verb::Atomic, Transport::Rc) => end.one_sided::<AtomicRequester>(),
-        (verb, transport) => Err(Failure::usage(format!(
-            "-c {transport:?}: the transport has no {verb:?}: leave it out"
-        ))),
+    match (settings.tool.verb, settings.transport) {
+        (Verb::Write, Transport::Rc) => write::<ReliableConnection>(start),
+        (Verb::Write, Transport::Uc) => write::<UnreliableConnection>(start),
+        (Verb::Send, Transport::Rc) if shared => send::<WithSrq<ReliableConnection>>(start),
+        (Verb::Send, Transport::Uc) if shared => send::<WithSrq<UnreliableConnection>>(start),
+        (Verb::Send, Transport::Ud) if shared => send::<WithSrq<UnreliableDatagram>>(start),
+        (Verb::Send, Transport::Rc) => send::<ReliableConnection>(start),
+        (Verb::Send, Transport::Uc) => send::<UnreliableConnection>(start),
+        (Verb::Send, Transport::Ud) => send::<UnreliableDatagram>(start),
+        (Verb::Read, Transport::Rc) => one_sided::<ReadRequester>(start),
+        (Verb::Atomic, Transport::Rc) => one_sided::<AtomicRequester>(start),
+        _ => Err(start.no_such_test()),
+    }
+}
+
+fn write<T: ClassicTransport + Connected>(start: TestStart<'_, '_>) -> Result<(), Failure> {
+    let settings = start.settings;
+    let (mut lat_test, mut test_end) = connect::<T>(start, 1)?;
+    let mut memory = memory::of_write(settings, &mut test_end)?;
+    // Unlike with SEND, the server sends first.
+    let initiates = settings.is_server();
+    // As the C tools do: polls for the completion of what was sent, then memory and only memory.
+    // An idle queue pair completes something only when it fails.
+    let params = PingPongParams {
+        signal_every: 1,
+        complete_first: true,
+        polls: 16,
+        times: 1 << 12,
+        sleeps: false,
+        advice: "",
     };
-    match result {
-        Ok(()) => printer.finish(),
-        Err(Failure::Interrupted) => printer.finish().and(Err(Failure::Interrupted)),
-        Err(failure) => Err(failure),
-    }
+    lat_test.run_pingpong(initiates, &mut test_end, &mut memory, params)?;
+    // The peer may be slightly behind: its last WRITE must still find this end's queue pair.
+    lat_test.control.linger();
+    Ok(())
 }
 
-/// This end before it is connected.
-struct LatSetup<'a, 'p> {
-    settings: &'a Settings,
-    device: &'a Device,
-    interrupt: &'a Interrupt,
-    printer: &'a mut Printer<'p>,
+fn send<T: ClassicTransport>(start: TestStart<'_, '_>) -> Result<(), Failure> {
+    let settings = start.settings;
+    let (mut lat_test, mut test_end) = connect::<T>(start, BUFFERS)?;
+    let mut memory = memory::of_send(settings, &mut test_end)?;
+    let initiates = !settings.is_server();
+    let params = PingPongParams {
+        signal_every: 4,
+        complete_first: false,
+        polls: 1,
+        times: 1,
+        sleeps: settings.events,
+        advice: ": do both ends have the same options (-s, -a)?",
+    };
+    lat_test.run_pingpong(initiates, &mut test_end, &mut memory, params)?;
+    lat_test.finish()
 }
 
-impl<'a, 'p> LatSetup<'a, 'p> {
-    fn write<T: TestTransport + Connected>(self) -> Result<(), Failure> {
-        let settings = self.settings;
-        let (mut lat_test, mut test_end) = self.connect::<T>(1)?;
-        let mut memory = memory::of_write(settings, &mut test_end)?;
-        // Unlike with SEND, the server sends first.
-        let initiates = settings.is_server();
-        // As the C tools do: polls for the completion of what was sent, then memory and only memory.
-        // An idle queue pair completes something only when it fails.
-        let params = PingPongParams {
-            signal_every: 1,
-            complete_first: true,
-            polls: 16,
-            times: 1 << 12,
-            sleeps: false,
-            advice: "",
-        };
-        lat_test.run_pingpong(initiates, &mut test_end, &mut memory, params)?;
-        // The peer may be slightly behind: its last WRITE must still find this end's queue pair.
-        lat_test.control.linger();
-        Ok(())
+fn one_sided<F: ClassicRequester<ReliableConnection>>(start: TestStart<'_, '_>) -> Result<(), Failure> {
+    let settings = start.settings;
+    let (mut lat_test, mut test_end) = connect::<ReliableConnection>(start, 1)?;
+    if settings.is_server() {
+        lat_test.control.barrier(&lat_test.qp_info)?;
+        // The client accesses this end's memory until it reports that it is done.
+        lat_test.finish()?;
+        drop(test_end);
+        return Ok(());
     }
-
-    fn send<T: TestTransport>(self) -> Result<(), Failure> {
-        let settings = self.settings;
-        let (mut lat_test, mut test_end) = self.connect::<T>(BUFFERS)?;
-        let mut memory = memory::of_send(settings, &mut test_end)?;
-        let initiates = !settings.is_server();
-        let params = PingPongParams {
-            signal_every: 4,
-            complete_first: false,
-            polls: 1,
-            times: 1,
-            sleeps: settings.events,
-            advice: ": do both ends have the same options (-s, -a)?",
+    // The peer does not count these.
+    let warmup = if settings.warm_up { WARM_UP } else { 0 };
+    lat_test.sizes(|size| {
+        let cycle = Cycle {
+            slots: 1,
+            ..test_end.cycle(size.bytes)
         };
-        lat_test.run_pingpong(initiates, &mut test_end, &mut memory, params)?;
-        lat_test.finish()
-    }
-
-    fn one_sided<F: ClassicRequester<ReliableConnection>>(self) -> Result<(), Failure> {
-        let settings = self.settings;
-        let (mut lat_test, mut test_end) = self.connect::<ReliableConnection>(1)?;
-        if settings.is_server() {
-            lat_test.control.barrier(&lat_test.qp_info)?;
-            // The client accesses this end's memory until it reports that it is done.
-            lat_test.finish()?;
-            drop(test_end);
-            return Ok(());
-        }
-        // The peer does not count these.
-        let warmup = if settings.warm_up { WARM_UP } else { 0 };
-        lat_test.sizes(|size| {
-            let cycle = Cycle {
-                slots: 1,
-                ..test_end.cycle(size.bytes)
-            };
-            let mut requester = F::new(settings, &test_end, 0, cycle, 1)?;
-            let mut requests = OneSided::new(&mut test_end.end, &mut requester, settings.events);
-            let params = LatParams {
-                initiates: true,
-                warmup,
-                total: total(settings).saturating_add(warmup),
-            };
-            let result = lat::run(&mut requests, size.monitor, size.samples, params, size.count);
-            *size.count = size.count.saturating_sub(warmup);
-            result
+        let mut requester = F::new(&Context {
+            settings,
+            test_end: &test_end,
+            qp_index: 0,
+            cycle,
+            window: 1,
         })?;
-        lat_test.finish()
-    }
-
-    fn connect<T: TestTransport>(self, receive: u32) -> Result<(LatTest<'a, 'p>, TestEnd<T>), Failure> {
-        let settings = self.settings;
-        let clock = Clock::new(ClockChoice::Auto).map_err(Failure::test)?;
-        if settings.output.cycles {
-            let cycles = clock.cycles_per_ns().ok_or_else(|| {
-                Failure::test("-C: this machine has no counter that counts cycles at one rate; leave it out")
-            })?;
-            self.printer.set_cycles_per_ns(cycles);
-        }
-        let (mut control, cm) = open_control(settings, self.device, self.printer, self.interrupt)?;
-        let depths = Depths { send: BUFFERS, receive };
-        let test_end = TestEnd::<T>::establish(
-            settings,
-            self.device,
-            &mut control,
-            cm,
-            self.interrupt,
-            self.printer,
-            depths,
-        )?;
-        let lat_test = LatTest {
-            settings,
-            qp_info: test_end.links[0].ours,
-            control,
-            printer: self.printer,
-            clock,
+        let mut requests = OneSided::new(&mut test_end.end, &mut requester, settings.events);
+        let params = LatParams {
+            initiates: true,
+            warmup,
+            total: total(settings).saturating_add(warmup),
         };
-        Ok((lat_test, test_end))
+        let result = lat::run(&mut requests, size.monitor, size.samples, params, size.count);
+        *size.count = size.count.saturating_sub(warmup);
+        result
+    })?;
+    lat_test.finish()
+}
+
+fn connect<'a, 'p, T: ClassicTransport>(
+    mut start: TestStart<'a, 'p>,
+    receive: u32,
+) -> Result<(LatTest<'a, 'p>, TestEnd<T>), Failure> {
+    let settings = start.settings;
+    let clock = Clock::new(ClockChoice::Auto).map_err(Failure::test)?;
+    if settings.output.cycles {
+        let cycles = clock.cycles_per_ns().ok_or_else(|| {
+            Failure::test("-C: this machine has no counter that counts cycles at one rate; leave it out")
+        })?;
+        start.printer.set_cycles_per_ns(cycles);
     }
+    let (control, test_end) = start.connect::<T>(Depths { send: BUFFERS, receive })?;
+    let lat_test = LatTest {
+        settings,
+        qp_info: test_end.links[0].ours,
+        control,
+        printer: start.printer,
+        clock,
+    };
+    Ok((lat_test, test_end))
 }
 
 struct LatTest<'a, 'p> {

@@ -117,12 +117,8 @@ pub(crate) fn frozen(
     cycle: &Cycle,
     count: usize,
 ) -> Result<Vec<Buffer<Frozen>>, Failure> {
-    let (len, stride) = lengths(cycle)?;
-    let memory = registration(settings, pd)
-        .register_chunks(allocate(settings, len)?, stride, Local)
-        .map_err(refused)?;
-    let bytes = usize::try_from(cycle.bytes).unwrap_or(usize::MAX);
-    let slots: Vec<_> = memory.map(|slot| head(slot, bytes).freeze()).collect();
+    let slots = slots(settings, pd, cycle, 0)?;
+    let slots: Vec<_> = slots.map(Buffer::<Local>::freeze).collect();
     Ok(slots.iter().cycle().take(count).cloned().collect())
 }
 
@@ -135,13 +131,26 @@ pub(crate) fn scratch(
     header: u64,
     count: usize,
 ) -> Result<Vec<Buffer<Scratch>>, Failure> {
-    let (len, stride) = lengths(cycle)?;
-    let memory = registration(settings, pd)
+    let slots = slots(settings, pd, cycle, header)?;
+    let slots: Vec<_> = slots.map(Buffer::scratch).collect();
+    Ok(slots.iter().cycle().take(count).cloned().collect())
+}
+
+/// The messages of a cycle buffer, each with a header.
+fn slots(
+    settings: &Settings,
+    pd: &ProtectionDomain,
+    cycle: &Cycle,
+    header: u64,
+) -> Result<impl Iterator<Item = Buffer<Local>>, Failure> {
+    let (Ok(len), Ok(stride)) = (usize::try_from(cycle.len()), usize::try_from(cycle.stride)) else {
+        return Err(Failure::test(format!("{} B exceed the address space", cycle.bytes)));
+    };
+    let chunks = registration(settings, pd)
         .register_chunks(allocate(settings, len)?, stride, Local)
         .map_err(refused)?;
     let bytes = usize::try_from(cycle.bytes.saturating_add(header)).unwrap_or(usize::MAX);
-    let slots: Vec<_> = memory.map(|slot| head(slot, bytes).scratch()).collect();
-    Ok(slots.iter().cycle().take(count).cloned().collect())
+    Ok(chunks.map(move |slot| head(slot, bytes)))
 }
 
 fn head(slot: Buffer<Local>, bytes: usize) -> Buffer<Local> {
@@ -149,13 +158,6 @@ fn head(slot: Buffer<Local>, bytes: usize) -> Buffer<Local> {
         slot.split_at(bytes).0
     } else {
         slot
-    }
-}
-
-fn lengths(cycle: &Cycle) -> Result<(usize, usize), Failure> {
-    match (usize::try_from(cycle.len()), usize::try_from(cycle.stride)) {
-        (Ok(len), Ok(stride)) => Ok((len, stride)),
-        _ => Err(Failure::test(format!("{} B exceed the address space", cycle.bytes))),
     }
 }
 

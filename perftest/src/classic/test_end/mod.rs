@@ -17,13 +17,14 @@ use doorbell_verbs::{
     SharedReceiveQueue,
 };
 
+pub(crate) use cm_connect::ClassicTransport;
 pub(crate) use gpu::slots;
 pub(crate) use memory::{allocate, frozen, registration, scratch};
 
 use self::cm_connect::{QpSetup, connect_by_cm};
 
+use super::control::TestStart;
 use super::layout::{Address, Header};
-use super::printer::Printer;
 use super::settings::Settings;
 use super::tool::{Kind, Tool, Verb};
 use super::wire::{CmEndpoint, ControlConnection, QpInfo, SharedParameters};
@@ -32,7 +33,6 @@ use crate::engine::message::Cycle;
 use crate::engine::test_end::{self, TestQp};
 use crate::engine::transport::TestTransport;
 use crate::failure::{Failure, one_line, refused};
-use crate::interrupt::Interrupt;
 
 /// The page size and cache line this end reports; no message of a test depends on them.
 const PAGE: u32 = 4096;
@@ -149,7 +149,7 @@ fn is_target(settings: &Settings) -> bool {
     settings.tool.verb != Verb::Send && (settings.receives() || settings.bidirectional || answered)
 }
 
-impl<T: TestTransport> TestEnd<T> {
+impl<T: ClassicTransport> TestEnd<T> {
     /// Creates this end and connects it to the peer, from the exchange of parameters to the barrier
     /// after the exchange of QP information. Prints the header on the way.
     ///
@@ -157,14 +157,17 @@ impl<T: TestTransport> TestEnd<T> {
     /// [`Failure::Test`] when the device refuses something or the peer fails; [`Failure::Lost`]
     /// when it is gone; [`Failure::Interrupted`].
     pub(crate) fn establish(
-        settings: &Settings,
-        device: &Device,
+        start: &mut TestStart<'_, '_>,
         control: &mut ControlConnection,
         cm: Option<CmEndpoint>,
-        interrupt: &Interrupt,
-        printer: &mut Printer<'_>,
         depths: Depths,
     ) -> Result<TestEnd<T>, Failure> {
+        let TestStart {
+            settings,
+            device,
+            interrupt,
+            ref mut printer,
+        } = *start;
         let context = &device.context;
         let port = context.port(settings.device_port).map_err(refused)?;
         if !matches!(port.state, PortState::Active | PortState::ActiveDefer) {
@@ -253,7 +256,9 @@ impl<T: TestTransport> TestEnd<T> {
         test_end.barrier(control)?;
         Ok(test_end)
     }
+}
 
+impl<T: TestTransport> TestEnd<T> {
     /// Barrier: waits until the peer has got here too. For barriers before a measurement.
     pub(crate) fn barrier(&self, control: &mut ControlConnection) -> Result<(), Failure> {
         control.barrier(&self.links[0].ours)

@@ -10,9 +10,9 @@
 
 use std::marker::PhantomData;
 
-use doorbell_verbs::{AtomicWord, Buffer, Local, Memory, PeerWrite, ProtectionDomain, ReliableConnection};
+use doorbell_verbs::{AtomicWord, Buffer, Local, Memory, PeerWrite, ProtectionDomain};
 
-use super::super::test_end::{AdvertisedMemory, PeerQp, QpMemory, QpRequirements, RemoteAccess, Test};
+use super::super::test_end::{AdvertisedMemory, Peer, PeerQp, QpMemory, QpRequirements, RemoteAccess, Test};
 use super::bw_loop::{ends_with_count, post_params};
 use crate::cli::AtomicOperation;
 use crate::engine::gpu::GpuPool;
@@ -20,7 +20,6 @@ use crate::engine::message::{Cycle, Payloads, Sinks, Sources};
 use crate::engine::requester::{
     AtomicRequester, Credits, MessageRequester, ReadRequester, SendOp, WriteImmOp, WriteOp,
 };
-use crate::engine::test_end::TestQp;
 use crate::failure::{Failure, refused};
 use crate::plan::Verb;
 
@@ -62,16 +61,12 @@ impl<O: ConnectOp> QpMemory for MessageMemory<O> {
     type Connected = MessageRequester<O>;
 
     fn requirements(test: &Test<'_>) -> QpRequirements {
-        QpRequirements {
-            send: post_params(test).depth(),
-            receive: 1,
-            inline: 8,
-            access: if is_counted(test) {
-                RemoteAccess::Write
-            } else {
-                RemoteAccess::Nothing
-            },
-        }
+        let access = if is_counted(test) {
+            RemoteAccess::Write
+        } else {
+            RemoteAccess::Nothing
+        };
+        QpRequirements::new(post_params(test).depth(), 1, 8, access)
     }
 
     fn new(test: &Test<'_>, pd: &ProtectionDomain, qp_index: usize) -> Result<Self, Failure> {
@@ -106,23 +101,18 @@ impl<O: ConnectOp> QpMemory for MessageMemory<O> {
         }
     }
 
-    fn connect(
-        self,
-        test: &Test<'_>,
-        _: &mut TestQp<ReliableConnection>,
-        peer: &PeerQp,
-    ) -> Result<MessageRequester<O>, Failure> {
-        if peer.slots == 0 {
+    fn connect(self, Peer { test, keys, .. }: Peer<'_>) -> Result<MessageRequester<O>, Failure> {
+        if keys.slots == 0 {
             return Err(Failure::test(format!(
-                "{peer} has no slot for a message: are both ends the same doorbell?"
+                "{keys} has no slot for a message: are both ends the same doorbell?"
             )));
         }
         Ok(MessageRequester {
-            op: O::connect(test, peer)?,
+            op: O::connect(test, keys)?,
             sources: self.sources,
             credits: self.counter.map(|word| Credits {
                 word,
-                slots: peer.slots.into(),
+                slots: keys.slots.into(),
                 confirm: test.plan.verify,
             }),
         })
@@ -169,12 +159,7 @@ impl QpMemory for ReadMemory {
     type Connected = ReadRequester;
 
     fn requirements(test: &Test<'_>) -> QpRequirements {
-        QpRequirements {
-            send: post_params(test).depth(),
-            receive: 1,
-            inline: 0,
-            access: RemoteAccess::Nothing,
-        }
+        QpRequirements::new(post_params(test).depth(), 1, 0, RemoteAccess::Nothing)
     }
 
     fn new(test: &Test<'_>, pd: &ProtectionDomain, qp_index: usize) -> Result<Self, Failure> {
@@ -185,14 +170,9 @@ impl QpMemory for ReadMemory {
         sinks(test, pd, payloads, test.window() as usize).map(ReadMemory)
     }
 
-    fn connect(
-        self,
-        test: &Test<'_>,
-        _: &mut TestQp<ReliableConnection>,
-        peer: &PeerQp,
-    ) -> Result<ReadRequester, Failure> {
+    fn connect(self, Peer { test, keys, .. }: Peer<'_>) -> Result<ReadRequester, Failure> {
         let cycle = Cycle::dense(test.bytes, read_slots(test).into());
-        Ok(ReadRequester::new(peer.data(cycle.len())?, cycle, self.0))
+        Ok(ReadRequester::new(keys.data(cycle.len())?, cycle, self.0))
     }
 }
 
@@ -216,17 +196,12 @@ impl QpMemory for AtomicMemory {
         ))
     }
 
-    fn connect(
-        self,
-        test: &Test<'_>,
-        _: &mut TestQp<ReliableConnection>,
-        peer: &PeerQp,
-    ) -> Result<AtomicRequester, Failure> {
+    fn connect(self, Peer { test, keys, .. }: Peer<'_>) -> Result<AtomicRequester, Failure> {
         let operation = match test.plan.verb {
             Verb::Atomic(operation) => operation,
             Verb::Write | Verb::Read | Verb::Send => AtomicOperation::default(),
         };
-        AtomicRequester::new(peer.data(8)?, Cycle::dense(8, 1), operation, self.0, test.plan.verify)
+        AtomicRequester::new(keys.data(8)?, Cycle::dense(8, 1), operation, self.0, test.plan.verify)
             .ok_or_else(|| Failure::test(format!("peer {}: its word is not aligned", test.control.peer())))
     }
 }

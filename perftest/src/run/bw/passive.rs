@@ -3,14 +3,13 @@
 
 use std::sync::atomic::Ordering;
 
-use doorbell_verbs::{Buffer, Memory, Opaque, PeerAtomic, PeerRead, PeerWrite, ProtectionDomain, ReliableConnection};
+use doorbell_verbs::{Buffer, Memory, Opaque, PeerAtomic, PeerRead, PeerWrite, ProtectionDomain};
 
-use super::super::test_end::{AdvertisedMemory, PeerQp, QpMemory, QpRequirements, RemoteAccess, Test};
+use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, RemoteAccess, Test};
 use super::client::read_slots;
 use crate::device::Gpu;
 use crate::engine::gpu::{Chunking, GpuMessages};
 use crate::engine::pattern::Pattern;
-use crate::engine::test_end::TestQp;
 use crate::failure::{Failure, refused};
 use crate::plan::Verb;
 
@@ -37,12 +36,7 @@ impl QpMemory for PassiveMemory {
             Verb::Atomic(_) => RemoteAccess::Atomic,
             Verb::Write | Verb::Send => RemoteAccess::Write,
         };
-        QpRequirements {
-            send: 1,
-            receive: 1,
-            inline: 0,
-            access,
-        }
+        QpRequirements::new(1, 1, 0, access)
     }
 
     fn new(test: &Test<'_>, pd: &ProtectionDomain, qp_index: usize) -> Result<Self, Failure> {
@@ -88,7 +82,7 @@ impl QpMemory for PassiveMemory {
         }
     }
 
-    fn connect(self, _: &Test<'_>, _: &mut TestQp<ReliableConnection>, _: &PeerQp) -> Result<Self, Failure> {
+    fn connect(self, _: Peer<'_>) -> Result<Self, Failure> {
         Ok(self)
     }
 }

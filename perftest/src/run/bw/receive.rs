@@ -1,18 +1,15 @@
 //! The server of `bw send`: takes messages, checks every byte with `--verify`, reposts their
 //! buffers, and advertises that as credits.
 
-use doorbell_verbs::{ProtectionDomain, ReliableConnection};
+use doorbell_verbs::ProtectionDomain;
 
-use super::super::monitor::LoopMonitor;
-use super::super::test_end::{AdvertisedMemory, PeerQp, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd};
+use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd};
 use super::client::sinks;
-use super::credit::{self, CreditWriter, DrainWait};
+use super::credit::{self, CreditWriter};
 use crate::engine::bw::{BwLoop, PostParams};
-use crate::engine::lat::Monitor;
 use crate::engine::message::{Payloads, Sinks};
 use crate::engine::receiver::Receiver;
 use crate::engine::requester::{MessageRequester, SendOp};
-use crate::engine::test_end::TestQp;
 use crate::failure::Failure;
 
 #[derive(Debug)]
@@ -22,12 +19,7 @@ impl QpMemory for ReceiveRing {
     type Connected = (Receiver, CreditWriter);
 
     fn requirements(test: &Test<'_>) -> QpRequirements {
-        QpRequirements {
-            send: credit::DEPTH,
-            receive: test.plan.receives(test.bytes),
-            inline: 8,
-            access: RemoteAccess::Nothing,
-        }
+        QpRequirements::new(credit::DEPTH, test.plan.receives(test.bytes), 8, RemoteAccess::Nothing)
     }
 
     fn new(test: &Test<'_>, pd: &ProtectionDomain, qp_index: usize) -> Result<Self, Failure> {
@@ -42,49 +34,31 @@ impl QpMemory for ReceiveRing {
         }
     }
 
-    fn connect(
-        self,
-        test: &Test<'_>,
-        test_qp: &mut TestQp<ReliableConnection>,
-        peer: &PeerQp,
-    ) -> Result<(Receiver, CreditWriter), Failure> {
-        let credit = CreditWriter::new(peer, self.0.len() as u32)?;
-        let mut receiver = Receiver::new(self.0, 1, Some(test.bytes));
-        receiver.post(test_qp, None)?;
+    fn connect(self, peer: Peer<'_>) -> Result<(Receiver, CreditWriter), Failure> {
+        let credit = CreditWriter::new(peer.keys, self.0.len() as u32)?;
+        let mut receiver = Receiver::new(self.0, 1, Some(peer.test.bytes));
+        receiver.post(peer.test_qp, None)?;
         Ok((receiver, credit))
     }
 }
 
-/// Serves until the client has finished and all its messages have arrived. Returns the messages per
-/// queue pair.
+/// Returns the messages per queue pair.
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.
 pub(crate) fn serve(test: &Test<'_>, test_end: &mut TestEnd<ReceiveRing>) -> Result<Vec<u64>, Failure> {
     let TestEnd { end, memory } = test_end;
-    let (mut receivers, mut credits): (Vec<_>, Vec<_>) = std::mem::take(memory).into_iter().unzip();
+    let (mut receivers, credits): (Vec<_>, Vec<_>) = std::mem::take(memory).into_iter().unzip();
     let slots = u64::from(test.plan.receives(test.bytes));
     let params = PostParams::new(1, 1, 1, 0);
     let mut bw = BwLoop::<_, MessageRequester<SendOp>>::new(end, &mut [], &mut receivers, params, None, false);
-    let mut monitor = LoopMonitor::of_server(test);
-    let mut drain = DrainWait::default();
-    loop {
-        let idle = !bw.poll()?;
-        for ((test_qp, receiver), credit) in bw.receivers().zip(&mut credits) {
+    credit::serve(test, credits, |credits| {
+        let arrived = bw.poll()?;
+        for ((test_qp, receiver), credit) in bw.receivers().zip(credits) {
             // The first receives were posted before the first message.
             credit.set_done(receiver.posted() - slots);
-            credit.advertise(test_qp, idle)?;
+            credit.advertise(test_qp, !arrived)?;
         }
-        if !idle {
-            monitor.busy()?;
-            continue;
-        }
-        monitor.idle()?;
-        if let Some(sent) = monitor.finished() {
-            let missing = || format!("peer {}: not all it sent has arrived", test.control.peer());
-            if drain.all(&credits, sent, missing)? {
-                return Ok(sent.to_vec());
-            }
-        }
-    }
+        Ok(arrived)
+    })
 }

@@ -7,14 +7,13 @@ use doorbell_verbs::{Buffer, Local, Memory, PeerWrite, ProtectionDomain, Reliabl
 
 use super::super::bw::client::{ConnectOp, buffers, sinks};
 use super::super::monitor::LoopMonitor;
-use super::super::test_end::{AdvertisedMemory, PeerQp, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd};
+use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd};
 use crate::engine::gpu::{Chunking, GpuMessages, GpuPool};
 use crate::engine::lat::{Monitor, Trips};
 use crate::engine::message::{Payloads, Sinks};
 use crate::engine::pingpong::{BUFFERS, PingPong, PingPongMemory, PingPongParams, SendBuffers, Written};
 use crate::engine::receiver::Receiver;
 use crate::engine::requester::MessageOp;
-use crate::engine::test_end::TestQp;
 use crate::failure::{Failure, refused};
 use crate::plan::Verb;
 
@@ -44,12 +43,7 @@ impl<O: ConnectOp> QpMemory for UnconnectedMemory<O> {
             Verb::Write if test.plan.gpu => (BUFFERS, RemoteAccess::Write),
             Verb::Write | Verb::Read | Verb::Atomic(_) => (1, RemoteAccess::Write),
         };
-        QpRequirements {
-            send: BUFFERS,
-            receive,
-            inline: 0,
-            access,
-        }
+        QpRequirements::new(BUFFERS, receive, 0, access)
     }
 
     fn new(test: &Test<'_>, pd: &ProtectionDomain, _: usize) -> Result<Self, Failure> {
@@ -107,17 +101,13 @@ impl<O: ConnectOp> QpMemory for UnconnectedMemory<O> {
         }
     }
 
-    fn connect(
-        mut self,
-        test: &Test<'_>,
-        test_qp: &mut TestQp<ReliableConnection>,
-        peer: &PeerQp,
-    ) -> Result<PingPongMemory<O>, Failure> {
+    fn connect(mut self, peer: Peer<'_>) -> Result<PingPongMemory<O>, Failure> {
+        let test = peer.test;
         if let Some(receiver) = &mut self.receiver {
-            receiver.post(test_qp, None)?;
+            receiver.post(peer.test_qp, None)?;
         }
         Ok(PingPongMemory {
-            op: O::connect(test, peer)?,
+            op: O::connect(test, peer.keys)?,
             out: self.out,
             receiver: self.receiver,
             written: self.written,
