@@ -22,7 +22,7 @@
 use crate::types::Protocol;
 
 pub(crate) const GRANTS: u64 = 16;
-/// Address, key, length, remaining bytes (of point-to-point messages; else 0), sequence number.
+/// Address, key, length, remaining bytes of the message, sequence number.
 pub(crate) const GRANT_BYTES: usize = 32;
 /// Maximum bytes of an eager message of Simple. Both ends know a message's length.
 pub(crate) const EAGER_BYTES: usize = 16 << 10;

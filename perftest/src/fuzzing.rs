@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 
 use crate::document::Document;
-use crate::exchange::{Message, frame};
+use crate::exchange::Message;
 use crate::html;
 
 /// Messages of the classic control connection.
@@ -28,11 +28,11 @@ pub fn result(bytes: &[u8]) {
 /// When a message does not survive being written and read, or a plan's memory overflows.
 pub fn exchange(bytes: &[u8]) {
     let mut stream = Interrupted(bytes, false);
-    while let Ok(Some(message)) = frame::read(&mut stream) {
+    while let Ok(message) = Message::read(&mut stream) {
         let mut written = Vec::new();
         // Text with many escapes may be longer than it was.
-        if frame::write(&mut written, &message).is_ok() {
-            let again = frame::read(&mut &written[..]).ok().flatten();
+        if message.write(&mut written).is_ok() {
+            let again = Message::read(&mut &written[..]).ok();
             assert_eq!(again.map(|again| again.name()), Some(message.name()));
         }
         if let Message::Plan(plan) = message

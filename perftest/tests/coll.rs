@@ -393,6 +393,15 @@ fn operations_on_gpus_are_right_by_each_executor() {
         right(&report, 1);
         assert_eq!(report["results"][0]["protocol"], by);
     }
+    for executor in ["kernel", "staged"] {
+        for operation in ["alltoallv", "sendrecv --group", "alltoall --group"] {
+            let mut command = with_gpus(&format!("{operation} --ranks 2 -b 8 -e 64K -f 128 -n 2"));
+            command.env("DOORBELL_GPU", format!("executor={executor},blocks=8"));
+            let report = json_of(command);
+            right(&report, 2);
+            assert_eq!(report["results"][0]["protocol"], executor);
+        }
+    }
     right(
         &json_of(with_gpus("allreduce --ranks 2 -b 4K -e 4K -n 2 --graph -d bf16 -o all")),
         6,
@@ -421,8 +430,8 @@ fn a_killed_rank_releases_the_other_ranks_gpus() {
 #[test]
 fn unsupported_gpu_options_are_refused() {
     for line in [
-        "alltoallv --ranks 2 --gpu",
         "allreduce --ranks 2 --gpu --explain",
+        "allreduce --ranks 2 --gpu --group",
         "allreduce --ranks 2 --graph",
     ] {
         let output = coll(line).output().unwrap();

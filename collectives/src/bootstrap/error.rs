@@ -4,6 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use doorbell_rendezvous::SecretError;
+
 use super::id::NotAnId;
 use crate::types::Rank;
 
@@ -96,13 +98,8 @@ pub enum BootstrapError {
         reason: String,
     },
     /// The ranks of several processes have no secret.
-    #[error(
-        "no secret authenticates the ranks: {reason}; set DOORBELL_SECRET on all of them, as to openssl rand -hex 16"
-    )]
-    NoSecret {
-        /// Why the default cannot be used.
-        reason: String,
-    },
+    #[error("no secret authenticates the ranks: {0}; set DOORBELL_SECRET on all of them, as to openssl rand -hex 16")]
+    NoSecret(#[from] SecretError),
     /// The rendezvous or a member stopped answering during the handshake.
     #[error("rank {rank} lost {peer} while the group came together: {reason}")]
     Lost {

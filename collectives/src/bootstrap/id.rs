@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::str::FromStr;
 
-use super::secret::Secret;
+use doorbell_rendezvous::Secret;
 
 /// Maximum length of a host name in bytes (RFC 1035).
 pub(crate) const MAX_HOST: usize = 255;

@@ -6,16 +6,16 @@
 //! that no cycle of waits can form: the server's nonces of the handshakes are in the table.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::auth::{Nonce, Session};
-use super::connection::{Connection, ReceiveError, describe_io_error, receive_challenge};
+use doorbell_rendezvous::{
+    Connection, Deadline, Hello, HelloListener, Nonce, ReceiveError, Secret, connect, describe, random,
+};
+
 use super::error::{BootstrapError, in_words};
-use super::listener::{Accepted, HelloListener, ServerNonce, Unproved};
-use super::secret::{Secret, random};
-use super::wire::{BootstrapMessage, Entry, MAX_RANKS};
+use super::wire::{BootstrapMessage, Entry, MAX_RANKS, PROTOCOL, Registration};
 use super::{Member, Options};
 use crate::types::Rank;
 
@@ -58,13 +58,13 @@ pub(super) fn join(
     if ranks == 0 || ranks > MAX_RANKS || rank.0 >= ranks {
         return Err(BootstrapError::Rank { rank, ranks });
     }
-    let deadline = Instant::now() + options.timeout;
+    let deadline = Deadline::after(options.timeout);
     let (listener, mut rendezvous) = find_rendezvous(candidates, request, options, deadline)?;
     let by = rendezvous
-        .stream
+        .stream()
         .peer_addr()
         .map_err(BootstrapError::system("get the rendezvous' address"))?;
-    let table = match rendezvous.receive(deadline) {
+    let table = match BootstrapMessage::receive(&mut rendezvous, deadline) {
         Ok(BootstrapMessage::Table(table)) if table.len() == ranks as usize => table,
         Ok(BootstrapMessage::Reject(reason)) => return Err(BootstrapError::Refused { by, rank, reason }),
         other => return Err(lost(rank, format!("the rendezvous at {by}"), unexpected(other))),
@@ -93,21 +93,20 @@ fn find_rendezvous(
     candidates: &[SocketAddr],
     request: &JoinRequest,
     options: &Options,
-    deadline: Instant,
+    deadline: Deadline,
 ) -> Result<(HelloListener, Connection), BootstrapError> {
     let mut last = "there is no address to connect to".to_owned();
     let mut unauthenticated = None;
     let &JoinRequest { rank, .. } = request;
     loop {
         for &by in candidates {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let timeout = if candidates.len() > 1 {
-                left.min(CONNECT_TIMEOUT)
+            let until = if candidates.len() > 1 {
+                deadline.min(Deadline::after(CONNECT_TIMEOUT))
             } else {
-                left
+                deadline
             };
-            if !timeout.is_zero() {
-                match try_rendezvous(by, request, options, timeout) {
+            if !until.has_passed() {
+                match try_rendezvous(by, request, options, until) {
                     Attempt::Joined(joined) => return Ok(*joined),
                     Attempt::Retry(why) => last = why,
                     Attempt::Unauthenticated(reason) if candidates.len() == 1 => {
@@ -118,7 +117,7 @@ fn find_rendezvous(
                 }
             }
         }
-        if Instant::now() + RETRY_INTERVAL >= deadline {
+        if deadline.remaining() <= RETRY_INTERVAL {
             if let Some((by, reason)) = unauthenticated {
                 return Err(BootstrapError::Unauthenticated { by, rank, reason });
             }
@@ -134,20 +133,15 @@ fn find_rendezvous(
     }
 }
 
-fn try_rendezvous(candidate: SocketAddr, request: &JoinRequest, options: &Options, timeout: Duration) -> Attempt {
-    let until = Instant::now() + timeout;
-    let stream = match TcpStream::connect_timeout(&candidate, timeout) {
-        Ok(stream) => stream,
+fn try_rendezvous(candidate: SocketAddr, request: &JoinRequest, options: &Options, until: Deadline) -> Attempt {
+    let stream = match connect(&[candidate], None, until, || false) {
+        Ok((stream, _)) => stream,
         Err(e) => return Attempt::Retry(e.to_string()),
     };
-    // A connection to a local ephemeral port can connect to itself (TCP simultaneous open).
-    if stream.local_addr().ok() == Some(candidate) {
-        return Attempt::Retry("nothing listens there".to_owned());
-    }
     match register(stream, candidate, request, options, until) {
         Ok(Ok(joined)) => Attempt::Joined(Box::new(joined)),
         Ok(Err(error)) => Attempt::Failed(error),
-        Err(ReceiveError::Io(e)) => Attempt::Retry(format!("{candidate}: {}", describe_io_error(&e))),
+        Err(ReceiveError::Io(e)) => Attempt::Retry(format!("{candidate}: {}", describe(&e))),
         Err(e) => Attempt::Unauthenticated(e.to_string()),
     }
 }
@@ -159,10 +153,9 @@ fn register(
     by: SocketAddr,
     request: &JoinRequest,
     options: &Options,
-    until: Instant,
+    until: Deadline,
 ) -> Result<Result<(HelloListener, Connection), BootstrapError>, ReceiveError> {
     let &JoinRequest { secret, rank, ranks } = request;
-    let server_nonce = receive_challenge(&stream, until)?;
     let nonce = random()?;
     let listener = match listen_for_peers(&stream, options.bind, request, nonce) {
         Ok(listener) => listener,
@@ -173,24 +166,14 @@ fn register(
         nonce,
         member: Member::this(),
     };
-    let hello = BootstrapMessage::Register { rank, ranks, entry };
-    let mut connection = greet(stream, &secret, &hello, server_nonce)?;
-    let answer = connection.receive(until)?;
+    let hello = Registration { ranks, entry }.hello(rank);
+    let mut connection = Connection::greet(stream, &PROTOCOL, &secret, &hello, None, until)?;
+    let answer = BootstrapMessage::receive(&mut connection, until)?;
     Ok(match answer {
         BootstrapMessage::Accept => Ok((listener, connection)),
         BootstrapMessage::Reject(reason) => Err(BootstrapError::Refused { by, rank, reason }),
         other => Err(lost(rank, format!("the rendezvous at {by}"), unexpected(Ok(other)))),
     })
-}
-
-/// The client's end of a connection whose hello is sent.
-fn greet(stream: TcpStream, secret: &Secret, hello: &BootstrapMessage, server_nonce: Nonce) -> io::Result<Connection> {
-    let handshake = hello.handshake(server_nonce).ok_or(io::ErrorKind::InvalidInput)?;
-    let session = Session::client(secret, &handshake);
-    stream.set_nodelay(true)?;
-    let mut connection = Connection { stream, session };
-    connection.send(hello)?;
-    Ok(connection)
 }
 
 /// Listens on the address that the rendezvous sees unless `bind` names another.
@@ -206,12 +189,13 @@ fn listen_for_peers(
     let mut address = seen;
     address.set_ip(bind.unwrap_or(seen.ip()));
     address.set_port(0);
-    HelloListener::bind(address, request.ranks, request.secret, ServerNonce::Known(nonce)).map_err(|source| {
-        BootstrapError::Listen {
+    let JoinRequest { secret, ranks, .. } = *request;
+    TcpListener::bind(address)
+        .and_then(|listener| HelloListener::new(listener, ranks, &PROTOCOL, secret, Some(nonce)))
+        .map_err(|source| BootstrapError::Listen {
             address: address.ip().to_string(),
             source,
-        }
-    })
+        })
 }
 
 fn connect_mesh(
@@ -219,36 +203,36 @@ fn connect_mesh(
     request: &JoinRequest,
     table: &[Entry],
     within: Duration,
-    deadline: Instant,
+    deadline: Deadline,
 ) -> Result<PeerStreams, BootstrapError> {
     let &JoinRequest { secret, rank, ranks } = request;
     let named = |other: Rank| format!("rank {other} ({})", table[other.index()].member);
     let mut connections: Vec<Option<Connection>> = table.iter().map(|_| None).collect();
     let above = || (rank.0 + 1..table.len() as u32).map(Rank);
     for other in above() {
-        let connected = connect(&table[other.index()], &secret, (rank, other), deadline);
-        connections[other.index()] = Some(connected.map_err(|e| lost(rank, named(other), describe_io_error(&e)))?);
+        let connected = connect_to(&table[other.index()], &secret, (rank, other), deadline);
+        connections[other.index()] = Some(connected.map_err(|e| lost(rank, named(other), e.to_string()))?);
     }
     let mut turned_away = String::new();
     while connections[..rank.index()].iter().any(Option::is_none) {
         let accepted = listener
-            .next_hello(deadline, None)
+            .next(deadline, None)
             .map_err(BootstrapError::system("wait for the other ranks"))?;
         match accepted {
-            Some(Ok(mut accepted)) => match validate_connect(&accepted, rank, &connections) {
-                Ok(other) => match accepted.connection.send(&BootstrapMessage::Accept) {
-                    Ok(()) => connections[other.index()] = Some(accepted.connection),
-                    Err(e) => return Err(lost(rank, named(other), describe_io_error(&e))),
+            Some((peer, Ok((hello, mut connection)))) => match validate_connect(&hello, rank, &connections) {
+                Ok(other) => match BootstrapMessage::Accept.send(&mut connection) {
+                    Ok(()) => connections[other.index()] = Some(connection),
+                    Err(e) => return Err(lost(rank, named(other), describe(&e))),
                 },
                 Err(reason) => {
-                    tracing::warn!("rank {rank}: turned {} away: {reason}", accepted.peer_addr);
+                    tracing::warn!("rank {rank}: turned {peer} away: {reason}");
                     // Best effort: the peer may be gone.
-                    let _ = accepted.connection.send(&BootstrapMessage::Reject(reason));
+                    let _ = BootstrapMessage::Reject(reason).send(&mut connection);
                 }
             },
-            Some(Err(Unproved { peer_addr, reason })) => {
-                tracing::warn!("rank {rank}: turned {peer_addr} away: {reason}");
-                turned_away = format!("; {peer_addr} was turned away: {reason}");
+            Some((peer, Err(reason))) => {
+                tracing::warn!("rank {rank}: turned {peer} away: {reason}");
+                turned_away = format!("; {peer} was turned away: {reason}");
             }
             None => {
                 let absent = (0..rank.0)
@@ -265,7 +249,7 @@ fn connect_mesh(
     }
     for other in above() {
         if let Some(connection) = &mut connections[other.index()] {
-            match connection.receive(deadline) {
+            match BootstrapMessage::receive(connection, deadline) {
                 Ok(BootstrapMessage::Accept) => {}
                 Ok(BootstrapMessage::Reject(reason)) => {
                     let by = table[other.index()].listen_addr;
@@ -282,29 +266,29 @@ fn connect_mesh(
 }
 
 /// Connects to a member, with the hello of this pair of ranks.
-fn connect(member: &Entry, secret: &Secret, (from, to): (Rank, Rank), deadline: Instant) -> io::Result<Connection> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    let stream = TcpStream::connect_timeout(&member.listen_addr, left.max(Duration::from_millis(1)))?;
-    let nonce = random()?;
-    greet(
-        stream,
-        secret,
-        &BootstrapMessage::Connect { nonce, from, to },
-        member.nonce,
-    )
+fn connect_to(
+    member: &Entry,
+    secret: &Secret,
+    (from, to): (Rank, Rank),
+    deadline: Deadline,
+) -> Result<Connection, ReceiveError> {
+    let (stream, _) = connect(&[member.listen_addr], None, deadline, || false)?;
+    let hello = Hello {
+        client: from.0,
+        server: to.0,
+        nonce: random()?,
+        payload: Vec::new(),
+    };
+    Connection::greet(stream, &PROTOCOL, secret, &hello, Some(member.nonce), deadline)
 }
 
 /// The rank of an accepted connection, or why it is rejected.
-fn validate_connect(accepted: &Accepted, rank: Rank, connections: &[Option<Connection>]) -> Result<Rank, String> {
-    match accepted.hello {
-        BootstrapMessage::Connect { from, to, .. }
-            if to == rank && from < to && connections[from.index()].is_none() =>
-        {
-            Ok(from)
-        }
-        BootstrapMessage::Connect { from, to, .. } => Err(format!(
-            "rank {rank} expects no connection from rank {from} to rank {to}"
-        )),
-        _ => Err("a rank is no rendezvous".to_owned()),
+fn validate_connect(hello: &Hello, rank: Rank, connections: &[Option<Connection>]) -> Result<Rank, String> {
+    let (from, to) = (Rank(hello.client), Rank(hello.server));
+    if to == rank && from < to && connections[from.index()].is_none() {
+        return Ok(from);
     }
+    Err(format!(
+        "rank {rank} expects no connection from rank {from} to rank {to}"
+    ))
 }

@@ -3,13 +3,13 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+
+use doorbell_rendezvous::Secret;
 
 use super::error::BootstrapError;
 use super::id::UniqueId;
 use super::join::{JoinRequest, resolve};
 use super::rendezvous::{Rendezvous, RendezvousServer};
-use super::secret::{self, Secret};
 use super::{Group, Options};
 use crate::types::Rank;
 
@@ -334,7 +334,7 @@ impl Variables<'_> {
         let run = self.get("TORCHELASTIC_RUN_ID").unwrap_or_default();
         let restarts = self.get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
         let candidate = format!("{host}:{port}");
-        let secret = self.secret(&[words, &[&candidate, &run, &restarts]].concat())?;
+        let secret = Secret::of_job(&[words, &[&candidate, &run, &restarts]].concat(), self.0)?;
         let host = if one_host { LOOPBACK.to_owned() } else { host };
         Ok(RendezvousPoint::Derived { host, port, secret })
     }
@@ -345,40 +345,8 @@ impl Variables<'_> {
         let [low, high, ..] = *Secret::derived(words).bytes();
         let choice = u16::from_le_bytes([low, high]) % (18432 / PORTS);
         let port = 10240 + choice * PORTS;
-        let secret = self.secret(words)?;
+        let secret = Secret::of_job(words, self.0)?;
         Ok(RendezvousPoint::Derived { host, port, secret })
-    }
-
-    /// The secret of the job that `words` name.
-    fn secret(&self, words: &[&str]) -> Result<Secret, BootstrapError> {
-        let of_job = |text: &str| Ok(Secret::derived(&[words, &[text]].concat()));
-        if let Some(text) = self.get("DOORBELL_SECRET") {
-            if text.len() >= secret::MIN_TEXT {
-                return of_job(&text);
-            }
-            return Err(BootstrapError::Variable {
-                variable: "DOORBELL_SECRET",
-                value: "…".to_owned(),
-                expected: "it should have at least 16 characters, as openssl rand -hex 16 prints them",
-            });
-        }
-        let unusable = |file: &Path, e: io::Error| BootstrapError::NoSecret {
-            reason: format!("{}: {e}", file.display()),
-        };
-        if let Some(file) = self.get("DOORBELL_SECRET_FILE").map(PathBuf::from) {
-            return of_job(&secret::read(&file).map_err(|e| unusable(&file, e))?);
-        }
-        // mpirun makes 128 random bits for each job, for its own transports.
-        if let Some(key) = self.get("OMPI_MCA_orte_precondition_transports") {
-            return of_job(&key);
-        }
-        let home = || self.get("HOME").map(|home| Path::new(&home).join(".config"));
-        let Some(folder) = self.get("XDG_CONFIG_HOME").map(PathBuf::from).or_else(home) else {
-            let reason = "HOME is not set".to_owned();
-            return Err(BootstrapError::NoSecret { reason });
-        };
-        let file = folder.join("doorbell/secret");
-        of_job(&secret::read_or_make(&file).map_err(|e| unusable(&file, e))?)
     }
 }
 

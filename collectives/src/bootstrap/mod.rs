@@ -5,8 +5,6 @@
 //! queue pairs; the [`ControlMesh`] carries what is needed before
 //! (addresses and keys), beside (failure detection, abort) and after (shrink).
 
-mod auth;
-mod connection;
 mod error;
 mod exchange;
 #[doc(hidden)]
@@ -14,10 +12,8 @@ pub mod fuzzing;
 mod id;
 mod join;
 mod launch;
-mod listener;
 mod mesh;
 mod rendezvous;
-mod secret;
 mod split;
 mod wire;
 
@@ -26,17 +22,15 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
+pub use doorbell_rendezvous::{Secret, SecretError};
 pub use error::BootstrapError;
 pub use exchange::{Exchange, ExchangeError};
 pub use id::{NotAnId, UniqueId};
 pub use launch::{Launch, Launcher, RendezvousPoint};
 pub use mesh::{ControlMesh, MAX_MESSAGE};
 pub use rendezvous::{Rendezvous, RendezvousServer};
-pub use secret::Secret;
 
 pub(crate) use mesh::GroupId;
-#[cfg(feature = "gpu")]
-pub(crate) use secret::random;
 pub(crate) use wire::{Reader, put_text};
 
 use crate::failure::ShrinkError;

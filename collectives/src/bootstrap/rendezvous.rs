@@ -6,20 +6,18 @@
 //! changes nothing.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use doorbell_rendezvous::{Connection, Deadline, Hello, HelloListener, Secret};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::connection::Connection;
 use super::error::{BootstrapError, in_words};
 use super::id::UniqueId;
-use super::listener::{Accepted, HelloListener, ServerNonce, Unproved, is_connectable};
-use super::secret::Secret;
-use super::wire::{BootstrapMessage, Entry, MAX_RANKS};
+use super::wire::{BootstrapMessage, Entry, MAX_RANKS, PROTOCOL, Registration};
 use crate::types::Rank;
 
 /// The rendezvous of one group.
@@ -57,7 +55,9 @@ impl Rendezvous {
             let what = "the others need one address to connect to, and this stands for many";
             return Err(listen(io::Error::new(io::ErrorKind::InvalidInput, what)));
         }
-        let listener = HelloListener::bind(address, ranks, secret, ServerNonce::Challenge).map_err(listen)?;
+        let listener = TcpListener::bind(address)
+            .and_then(|listener| HelloListener::new(listener, ranks, &PROTOCOL, secret, None))
+            .map_err(listen)?;
         let address = listener.address();
         let id = UniqueId::new(&address.ip().to_string(), address.port(), secret)
             .map_err(|e| listen(io::Error::new(io::ErrorKind::InvalidInput, e)))?;
@@ -107,11 +107,11 @@ impl Rendezvous {
     }
 
     fn serve_until(mut self, timeout: Duration, wakeup: Option<BorrowedFd<'_>>) -> Result<(), BootstrapError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = Deadline::after(timeout);
         while !self.is_complete() {
-            match self.listener.next_hello(deadline, wakeup) {
-                Ok(Some(Ok(accepted))) => self.receive(accepted),
-                Ok(Some(Err(Unproved { peer_addr, reason }))) => self.note_turned_away(peer_addr, reason),
+            match self.listener.next(deadline, wakeup) {
+                Ok(Some((peer, Ok((hello, connection))))) => self.receive(peer, &hello, connection),
+                Ok(Some((peer, Err(reason)))) => self.note_turned_away(peer, &reason),
                 Ok(None) => return Err(self.time_out(timeout)),
                 Err(e) => return Err(BootstrapError::system("wait for the ranks")(e)),
             }
@@ -124,7 +124,7 @@ impl Rendezvous {
             .collect();
         let table = BootstrapMessage::Table(table);
         for (connection, entry) in self.registered.iter_mut().flatten() {
-            if let Err(e) = connection.send(&table) {
+            if let Err(e) = table.send(connection) {
                 // Its peers notice by themselves that it does not connect.
                 tracing::warn!("{} left the rendezvous: {e}", entry.member);
             }
@@ -137,22 +137,22 @@ impl Rendezvous {
             return false;
         }
         for slot in &mut self.registered {
-            slot.take_if(|(connection, _)| !is_connected(&connection.stream));
+            slot.take_if(|(connection, _)| !is_connected(connection));
         }
         self.registered.iter().all(Option::is_some)
     }
 
-    fn receive(&mut self, mut accepted: Accepted) {
-        match self.validate(&accepted.hello) {
-            Ok((rank, entry)) if accepted.connection.send(&BootstrapMessage::Accept).is_ok() => {
-                self.registered[rank.index()] = Some((accepted.connection, entry));
+    fn receive(&mut self, peer: SocketAddr, hello: &Hello, mut connection: Connection) {
+        match self.validate(hello) {
+            Ok((rank, entry)) if BootstrapMessage::Accept.send(&mut connection).is_ok() => {
+                self.registered[rank.index()] = Some((connection, entry));
             }
             // It disconnected, and may register again.
             Ok(_) => {}
             Err(reason) => {
-                self.note_turned_away(accepted.peer_addr, &reason);
+                self.note_turned_away(peer, &reason);
                 // Best effort: the peer may be gone.
-                let _ = accepted.connection.send(&BootstrapMessage::Reject(reason));
+                let _ = BootstrapMessage::Reject(reason).send(&mut connection);
             }
         }
     }
@@ -163,11 +163,12 @@ impl Rendezvous {
         self.turned_away = Some((peer_addr, reason.to_owned()));
     }
 
-    fn validate(&mut self, hello: &BootstrapMessage) -> Result<(Rank, Entry), String> {
-        let BootstrapMessage::Register { rank, ranks, entry, .. } = hello else {
+    fn validate(&mut self, hello: &Hello) -> Result<(Rank, Entry), String> {
+        let Some(Registration { ranks, entry }) = Registration::of(hello) else {
             return Err("this message is not one for a rendezvous".to_owned());
         };
-        if *ranks != self.ranks {
+        let rank = Rank(hello.client);
+        if ranks != self.ranks {
             return Err(format!(
                 "this group has {} ranks, and it was started for {ranks}",
                 self.ranks
@@ -178,7 +179,7 @@ impl Rendezvous {
         };
         // A rank that disconnected in the meantime may be replaced: it was restarted.
         if let Some((connection, Entry { member, .. })) = slot
-            && is_connected(&connection.stream)
+            && is_connected(connection)
         {
             return Err(format!("rank {rank} has come already: {member}"));
         }
@@ -186,7 +187,7 @@ impl Rendezvous {
         if !is_connectable(entry.listen_addr.ip()) {
             return Err(format!("no rank can connect to {}", entry.listen_addr));
         }
-        Ok((*rank, entry.clone()))
+        Ok((rank, entry))
     }
 
     fn time_out(mut self, within: Duration) -> BootstrapError {
@@ -204,18 +205,21 @@ impl Rendezvous {
         };
         for (connection, _) in self.registered.iter_mut().flatten() {
             // Best effort: they have deadlines of their own.
-            let _ = connection.send(&BootstrapMessage::Reject(error.to_string()));
+            let _ = BootstrapMessage::Reject(error.to_string()).send(connection);
         }
         error
     }
 }
 
-/// Whether a peer that sends nothing more still holds its connection.
-fn is_connected(stream: &TcpStream) -> bool {
-    let was = stream.set_nonblocking(true);
-    let peeked = stream.peek(&mut [0]);
-    let back = stream.set_nonblocking(false);
-    was.is_ok() && back.is_ok() && matches!(peeked, Err(e) if e.kind() == io::ErrorKind::WouldBlock)
+/// Whether other ranks can connect to `ip`: the wildcard address is not for the table.
+fn is_connectable(ip: IpAddr) -> bool {
+    !ip.is_unspecified() && !ip.is_multicast()
+}
+
+/// Whether a peer that sends nothing more still holds its connection, whose socket is non-blocking.
+fn is_connected(connection: &Connection) -> bool {
+    let peeked = connection.stream().peek(&mut [0]);
+    matches!(peeked, Err(e) if e.kind() == io::ErrorKind::WouldBlock)
 }
 
 /// A rendezvous that a thread serves. Dropping it cancels the wait and informs the registered

@@ -272,7 +272,7 @@ impl<'a> Calibrator<'a> {
             let calibration = self.calibrate(&ring)?;
             Ok(Some((calibration.link(mover), calibration.begin_ns())))
         };
-        let local = of(near, DataMover::Receiver)?;
+        let local = of(near, DataMover::Processors)?;
         let remote = of(far.map_or(Vec::new(), |far| vec![Rank(0), far]), DataMover::Device)?;
         if let Some((link, begin_ns)) = local.or(remote) {
             (tuner.local, tuner.compute.begin_ns) = (link, begin_ns);

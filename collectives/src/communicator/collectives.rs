@@ -15,7 +15,7 @@ pub(super) fn misuse<T>(collective: Collective, what: impl Into<String>) -> Resu
     Err(CollectiveError::Misuse { collective, what })
 }
 
-pub(super) fn displacements(counts: &[usize]) -> (Vec<(u64, u64)>, usize) {
+pub(crate) fn displacements(counts: &[usize]) -> (Vec<(u64, u64)>, usize) {
     let mut at = 0usize;
     let parts = counts.iter().map(|&len| {
         let start = at;

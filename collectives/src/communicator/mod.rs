@@ -41,9 +41,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub use call::{Batch, Call, PreMulSum, Reduction, Request};
+#[cfg(feature = "gpu")]
+pub(crate) use collectives::displacements;
 pub use data::{CommBuffer, Owned, Source, Target};
 pub use error::{CollectiveError, GroupFailed};
 pub use options::Options;
+#[cfg(feature = "gpu")]
+pub(crate) use staged::{StagedMessage, StagedOperation};
 
 use call::CallSettings;
 use doorbell_verbs::Context;

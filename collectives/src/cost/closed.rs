@@ -77,7 +77,8 @@ struct Rates {
     latency: f64,
     /// Per byte of the link.
     wire: f64,
-    /// Per byte of the receiver's processor.
+    /// Per byte of the sender's and of the receiver's processor.
+    give: f64,
     take: f64,
     gamma: f64,
     copy: f64,
@@ -107,9 +108,11 @@ impl Rates {
     /// For messages of about so many bytes, in an operation of so many.
     fn new(link: &Link, compute: &Compute, work: &Work, (message, whole): (f64, f64)) -> Self {
         let cost = link.cost(work.protocol);
-        let (wire, take) = match link.data_mover {
-            DataMover::Device => (cost.beta_ns_per_byte, 0.0),
-            DataMover::Receiver => (0.0, cost.beta(message, whole, false, 1.0)),
+        let beta = cost.beta(message, whole, false, 1.0);
+        let (giving, taking) = link.data_mover.shares(work.protocol, message);
+        let wire = match link.data_mover {
+            DataMover::Device => cost.beta_ns_per_byte,
+            DataMover::Processors => 0.0,
         };
         Self {
             send: cost.send_ns,
@@ -117,7 +120,8 @@ impl Rates {
             // In nearly all algorithms ranks send concurrently.
             latency: cost.latency_ns() + cost.bidirectional_ns,
             wire,
-            take,
+            give: giving * beta,
+            take: taking * beta,
             gamma: cost
                 .reducing(message, whole)
                 .unwrap_or_else(|| compute.gamma(message, whole)),
@@ -129,12 +133,17 @@ impl Rates {
     /// The slowest of the sender's processor, its link, the receiver's link and its processor.
     fn stage(&self, stage: Stage) -> f64 {
         let Stage { sends, receives, bytes } = stage;
-        let (wire, take) = (bytes * self.wire, self.receive + bytes * self.take);
-        let posted = sends * self.send + self.latency + wire + take;
-        let carried = self.send + self.latency + sends.max(receives) * wire + take;
-        let taken = self.send + self.latency + wire + receives * take;
-        let both = sends * self.send + receives * take;
+        let (wire, give, take) = (bytes * self.wire, self.giving(bytes), self.receive + bytes * self.take);
+        let posted = sends * give + self.latency + wire + take;
+        let carried = give + self.latency + sends.max(receives) * wire + take;
+        let taken = give + self.latency + wire + receives * take;
+        let both = sends * give + receives * take;
         posted.max(carried).max(taken).max(both)
+    }
+
+    /// Time of the sender's processor for a message.
+    fn giving(&self, bytes: f64) -> f64 {
+        self.send + bytes * self.give
     }
 
     fn hop(&self, bytes: f64) -> f64 {
@@ -148,6 +157,7 @@ impl Rates {
     fn load(&self, duty: RankWork) -> f64 {
         let processor = duty.sends * self.send
             + duty.receives * self.receive
+            + duty.out * self.give
             + duty.into * self.take
             + duty.reduced * self.gamma
             + duty.copied * self.copy;
@@ -226,7 +236,7 @@ impl Rates {
             let duty = RankWork {
                 sends: middle,
                 receives: 1.0,
-                out: n,
+                out: middle * n,
                 into: n,
                 ..RankWork::default()
             };
@@ -247,7 +257,7 @@ impl Rates {
         let duty = RankWork {
             sends: middle,
             receives: 1.0,
-            out: most,
+            out: middle * most,
             into: most,
             reduced: most,
             copied: 0.0,
@@ -261,7 +271,7 @@ impl Rates {
 
     /// From a root to others: the root also copies its own part, after it has sent the others.
     fn rooted(&self, path: f64, other: RankWork, root: RankWork) -> Slice {
-        let copied = root.sends * self.send + root.copied * self.copy;
+        let copied = root.sends * self.send + root.out * self.give + root.copied * self.copy;
         Slice {
             path: path.max(copied),
             load: self.load(root).max(self.load(other)),
@@ -344,7 +354,7 @@ impl Rates {
                 receives: others,
                 bytes,
             });
-            let processor = others * (self.send + self.receive + bytes * self.take) + copied * self.copy;
+            let processor = others * (self.giving(bytes) + self.receive + bytes * self.take) + copied * self.copy;
             Slice {
                 path: stage.max(processor) + reduced * self.gamma,
                 load: self.load(duty),
@@ -361,11 +371,16 @@ impl Rates {
                 ..RankWork::default()
             };
             // At worst the message that the root receives first arrives last.
-            let comes = (self.send + self.latency + others * bytes * self.wire).max(copied * self.copy);
+            let comes = (self.giving(bytes) + self.latency + others * bytes * self.wire).max(copied * self.copy);
             let takes = others * (self.receive + bytes * self.take);
+            let leaf = RankWork {
+                sends: 1.0,
+                out: bytes,
+                ..RankWork::default()
+            };
             Slice {
                 path: comes + takes + reduced * self.gamma,
-                load: self.load(duty),
+                load: self.load(duty).max(self.load(leaf)),
                 coupled: false,
             }
         };

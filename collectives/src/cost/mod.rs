@@ -168,8 +168,23 @@ pub enum DataMover {
     /// Adapters and link: processors are free meanwhile.
     #[default]
     Device,
-    /// The receiver's processor copies, as between processes on the soft device.
-    Receiver,
+    /// Processors copy, as between processes on the soft device: the sender's a granted message,
+    /// the sender's and then the receiver's any other.
+    #[serde(alias = "receiver")]
+    Processors,
+}
+
+impl DataMover {
+    /// The shares of β that occupy the sender's and the receiver's processor, for a message of so
+    /// many bytes.
+    #[must_use]
+    pub fn shares(self, protocol: Protocol, bytes: f64) -> (f64, f64) {
+        match (self, protocol) {
+            (Self::Device, _) => (0.0, 0.0),
+            (Self::Processors, Protocol::Simple) if bytes > EAGER_BYTES as f64 => (1.0, 0.0),
+            (Self::Processors, _) => (0.5, 0.5),
+        }
+    }
 }
 
 /// A kind of connection between two ranks.
@@ -219,7 +234,7 @@ impl Link {
     #[must_use]
     pub fn soft_local() -> Self {
         let simple = MessageCost::simple(1000.0, 250.0, 350.0, 0.04);
-        Self::derived(DataMover::Receiver, simple, 600.0)
+        Self::derived(DataMover::Processors, simple, 600.0)
     }
 
     /// An adapter of 400 Gbit/s behind two switches.

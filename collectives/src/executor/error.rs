@@ -4,6 +4,7 @@ use doorbell_verbs::{CompletionError, CompletionQueueError, DeviceError, MemoryE
 
 use crate::bootstrap::ExchangeError;
 use crate::failure::message_number;
+use crate::kernel::TypeMismatch;
 use crate::plan::Collective;
 use crate::types::Rank;
 
@@ -97,6 +98,9 @@ pub enum EngineError {
         /// The error.
         what: &'static str,
     },
+    /// An operator or a scalar of another type than the elements.
+    #[error(transparent)]
+    Unfit(#[from] TypeMismatch),
     /// The engine has failed before.
     #[error(transparent)]
     Failed(#[from] Failed),
@@ -210,4 +214,10 @@ pub enum Failed {
     /// The engine was aborted.
     #[error("aborted: {0}")]
     Aborted(String),
+}
+
+impl From<MemoryError> for Failed {
+    fn from(error: MemoryError) -> Self {
+        Self::Device(error.to_string())
+    }
 }

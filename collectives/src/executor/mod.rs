@@ -7,12 +7,13 @@
 //! and overlap across connections.
 //!
 //! - `program` compiles a plan for this rank; `layout` maps blocks and slices to elements.
-//! - `strand` runs a compiled program; `link` implements the [protocols](crate::Protocol).
+//! - `queue` holds operations in order, and `strand` runs their programs.
+//! - `link` implements the [protocols](crate::Protocol).
 //! - `program_cache` runs repeated short operations without compiling or queueing them.
 //! - `p2p` are point-to-point messages; `probe` is the link test.
 //!
-//! No allocation and no lock from step to step; memory that a plan needs is registered when its
-//! first operation begins, and kept.
+//! No allocation and no lock from step to step; memory for scratch and staging is registered when
+//! it is first needed, and kept.
 
 mod backoff;
 mod connect;
@@ -25,10 +26,11 @@ mod prepare;
 mod probe;
 mod program;
 mod program_cache;
+mod queue;
 mod status;
 mod strand;
 
-use std::collections::VecDeque;
+use core::iter;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -46,18 +48,36 @@ pub use p2p::{Direction, Message};
 use prepare::Prepared;
 use probe::LinkProbe;
 pub(crate) use program_cache::{CACHED_PROGRAMS, CachedProgram};
-use strand::{DriveResult, StrandRunner};
+use queue::OperationQueue;
+use strand::StrandRunner;
 
 use crate::bootstrap::Exchange;
 use crate::failure::Wait;
+use crate::kernel::Function;
 use crate::memory::Segment;
 use crate::protocol::EAGER_BYTES;
-use crate::types::Rank;
+use crate::types::{DataType, Rank, ReduceOp};
 
 struct EngineFailure {
     why: Failed,
     waiting: Option<Waiting>,
     waits: Vec<Wait>,
+}
+
+/// Drives runners through the operations from number `first` on, until all would block. Returns
+/// whether there was progress.
+#[inline]
+fn drive_runners(
+    runners: &mut [StrandRunner],
+    links: &mut [Vec<Option<Link>>],
+    first: u64,
+    operations: &mut [ActiveOperation],
+) -> Result<bool, Failed> {
+    let mut moved = false;
+    for (runner, links) in runners.iter_mut().zip(links) {
+        moved |= runner.drive(first, operations, links)?;
+    }
+    Ok(moved)
 }
 
 /// Steps between two deadline checks; an idle step counts more ([`IDLE_WEIGHT`]), as it is shorter.
@@ -82,6 +102,13 @@ pub struct Config {
     pub timeout: u8,
 }
 
+impl Config {
+    /// Maximum bytes of a granted message: whole pages, which are staged.
+    fn fragment(&self) -> usize {
+        self.fragment / 4096 * 4096
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -104,8 +131,7 @@ pub struct Engine {
     // Dropped before the memory that they point into.
     links: Vec<Vec<Option<Link>>>,
     runners: Vec<StrandRunner>,
-    operations: VecDeque<ActiveOperation>,
-    first: u64,
+    operations: OperationQueue,
     plans: Vec<Prepared>,
     p2p: PointToPoint,
     /// Copies of inputs that are scaled, or that overlap the output.
@@ -159,25 +185,20 @@ impl Engine {
         let rails = connect::rails(devices, ranks, connections + 1)?;
         let links = connect::connect(&rails, (rank, ranks), connections + 1, config, exchange)?;
         let runner = |index| {
-            StrandRunner::new(
-                rank,
-                index / config.strands,
-                index % config.strands,
-                index as usize % rails.len(),
-            )
+            let place = (index / config.strands, index % config.strands);
+            let rail = index as usize % rails.len();
+            StrandRunner::new(rank, place, (rail, &rails[rail].domain), 0..ranks as usize)
         };
         Ok(Self {
             links,
             runners: (0..connections).map(runner).collect(),
-            operations: VecDeque::with_capacity(64),
-            first: 1,
+            operations: OperationQueue::new(),
             plans: Vec::new(),
             p2p: PointToPoint::new(
-                rank,
                 ranks,
-                connections as usize,
                 connections as usize % rails.len(),
-                config.fragment,
+                config.fragment(),
+                Function::new(DataType::U8, ReduceOp::Sum, ranks)?,
             ),
             input_copies: Vec::new(),
             rails,
@@ -249,38 +270,13 @@ impl Engine {
     }
 
     fn drive(&mut self) -> Result<bool, Failed> {
-        let mut moved = false;
-        for (runner, links) in self.runners[..self.active_runners as usize]
-            .iter_mut()
-            .zip(&mut self.links)
-        {
-            runner.next = runner.next.max(self.first);
-            while let Some(op) = self.operations.get_mut((runner.next - self.first) as usize) {
-                if !op.uses(runner.channel, runner.strand) {
-                    runner.next += 1;
-                    continue;
-                }
-                match runner.drive(op, links, &self.rails[runner.rail].domain)? {
-                    DriveResult::Idle => break,
-                    DriveResult::Moved => {
-                        moved = true;
-                        break;
-                    }
-                    DriveResult::Done => {
-                        moved = true;
-                        runner.next += 1;
-                        op.runners_left -= 1;
-                        if op.runners_left == 0 {
-                            op.result = Some(Ok(()));
-                        }
-                    }
-                }
-            }
-        }
+        let runners = &mut self.runners[..self.active_runners as usize];
+        let (first, operations) = self.operations.all_mut();
+        let mut moved = drive_runners(runners, &mut self.links, first, operations)?;
         if self.p2p.is_busy()
             && let Some(links) = self.links.last_mut()
         {
-            moved |= self.p2p.drive(links)?;
+            moved |= self.p2p.drive(self.rank, links)?;
         }
         Ok(moved)
     }
@@ -290,7 +286,7 @@ impl Engine {
         for rail in &mut self.rails {
             let links = &mut self.links;
             let done = rail.cq.poll().map_err(|error| Failed::Device(error.to_string()))?;
-            done.try_for_each(|done| {
+            done.try_for_each(|done| -> Result<(), Failed> {
                 any = true;
                 let (connection, peer) = ((done.tag() >> 32) as usize, done.tag() as u32);
                 done.check().map_err(|failure| Failed::Connection {
@@ -309,18 +305,19 @@ impl Engine {
         Ok(any)
     }
 
+    /// The operations and messages in flight, or failed and not taken.
+    fn open_operations(&mut self) -> impl Iterator<Item = &mut ActiveOperation> {
+        let queues = iter::once(&mut self.operations).chain(self.p2p.queues_mut());
+        queues.flat_map(OperationQueue::open)
+    }
+
     fn check_deadlines(&mut self) -> Result<(), Failed> {
         let now = Instant::now();
-        let mut late = false;
-        for op in self.operations.iter_mut().filter(|op| op.result.is_none()) {
+        let late = self.open_operations().any(|op| {
             let began = *op.began.get_or_insert(now);
-            late |= op
-                .deadline
-                .is_some_and(|deadline| now.saturating_duration_since(began) >= deadline);
-        }
-        let mut messages = self.p2p.expiring();
-        late |= messages.any(|(began, deadline)| now.saturating_duration_since(began) >= deadline);
-        drop(messages);
+            op.deadline
+                .is_some_and(|deadline| now.saturating_duration_since(began) >= deadline)
+        });
         if !late {
             return Ok(());
         }
@@ -346,10 +343,8 @@ impl Engine {
         };
         let gone = self.links.len().saturating_sub(kept);
         self.links[..gone].iter_mut().for_each(Vec::clear);
-        for op in &mut self.operations {
-            op.result.get_or_insert_with(|| Err(why.clone()));
-        }
-        self.p2p.fail(&why);
+        self.operations.fail(&why);
+        self.p2p.queues_mut().for_each(|queue| queue.fail(&why));
         self.failed = Some(EngineFailure { why, waiting, waits });
     }
 
@@ -383,21 +378,11 @@ impl Engine {
 
     /// The result of an operation, once; `None` while it is in flight, or if it was taken.
     pub fn take(&mut self, ticket: Ticket) -> Option<Result<(), Failed>> {
-        if ticket.is_message() {
-            return self.p2p.take(ticket);
-        }
-        let index = usize::try_from(ticket.0.checked_sub(self.first)?).ok()?;
-        let op = self.operations.get_mut(index)?;
-        if op.taken {
-            return None;
-        }
-        let result = op.result.clone()?;
-        op.taken = true;
-        (op.input, op.output) = (Data::None, Data::None);
-        while self.operations.front().is_some_and(|op| op.taken) {
-            self.operations.pop_front();
-            self.first += 1;
-        }
+        let queue = match ticket.stream {
+            Some(stream) => &mut self.p2p.streams.get_mut(stream as usize)?.as_mut()?.queue,
+            None => &mut self.operations,
+        };
+        let result = queue.take(ticket.number)?;
         if self.operations.is_empty() {
             self.active_runners = 0;
         }

@@ -21,20 +21,33 @@ pub struct PlanId(pub(super) usize);
 
 /// A submitted operation, by which its result is taken.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Ticket(pub(super) u64);
+pub struct Ticket {
+    /// Of a point-to-point message: its peer and direction.
+    pub(super) stream: Option<u32>,
+    pub(super) number: u64,
+}
 
 impl Ticket {
-    /// The first operation of an engine is 1. Point-to-point messages count from [`MESSAGES`] on.
+    /// The first operation of an engine is 1. Point-to-point messages count from [`MESSAGES`] on,
+    /// by peer and direction.
     #[must_use]
     pub fn number(self) -> u64 {
-        self.0
+        if self.is_message() {
+            MESSAGES | self.number
+        } else {
+            self.number
+        }
     }
 
-    pub(crate) const NO_OP: Self = Self(0);
+    pub(crate) const NO_OP: Self = Self::operation(0);
+
+    pub(super) const fn operation(number: u64) -> Self {
+        Self { stream: None, number }
+    }
 
     #[inline]
     pub(crate) fn is_message(self) -> bool {
-        self.0 & MESSAGES != 0
+        self.stream.is_some()
     }
 }
 
@@ -212,5 +225,18 @@ impl ActiveOperation {
 
     pub(super) fn uses(&self, channel: u32, strand: u32) -> bool {
         self.ready.uses(self.channels, channel, strand)
+    }
+
+    /// Whether it is in flight, or failed and not taken.
+    pub(super) fn is_open(&self) -> bool {
+        !self.taken && !matches!(self.result, Some(Ok(())))
+    }
+
+    #[inline]
+    pub(super) fn complete_runner(&mut self) {
+        self.runners_left -= 1;
+        if self.runners_left == 0 {
+            self.result = Some(Ok(()));
+        }
     }
 }

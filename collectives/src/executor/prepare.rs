@@ -6,11 +6,12 @@ use super::Engine;
 use super::error::EngineError;
 use super::layout::{Coalescing, Layout, OperationExtent};
 use super::operation::{ActiveOperation, CompiledOperation, Data, Operation, PlanId, Ticket, Transport};
+use super::p2p::Direction;
 use super::program::CompiledProgram;
 use super::strand::{ExpectedLengths, SliceActions, SliceOf};
-use crate::kernel::Function;
+use crate::kernel::{Function, Scalar};
 use crate::memory::Segment;
-use crate::plan::{Collective, PlanMemory, Program, Schedule, Shape};
+use crate::plan::{Collective, PlanMemory, Program, Schedule, Shape, Span, Step};
 use crate::types::{DataType, Rank};
 
 pub(super) struct Prepared {
@@ -41,6 +42,39 @@ fn overlap(a: &Bytes, b: &Bytes) -> bool {
 }
 
 impl Prepared {
+    /// One end of messages between two ranks, of so many blocks: one, or none of empty messages.
+    pub(super) fn message((rank, ranks): (Rank, u32), (peer, direction): (Rank, Direction), blocks: u32) -> Self {
+        let span = |place| Span {
+            place,
+            first: 0,
+            blocks,
+        };
+        let (from, into) = (span(PlanMemory::Input), span(PlanMemory::Output));
+        let step = match direction {
+            _ if peer == rank => Step::Copy { from, into },
+            Direction::Send => Step::Send { to: peer, span: from },
+            Direction::Receive => Step::Recv { from: peer, into },
+        };
+        let blocks_of = |end| if direction == end { u64::from(blocks) } else { 0 };
+        Self {
+            shape: Shape {
+                collective: Collective::SendRecv,
+                order: (0..ranks).map(Rank).collect(),
+                root: Rank(0),
+                blocks: 1,
+            },
+            program: Program {
+                strands: vec![vec![step]],
+                ..Program::default()
+            },
+            in_place: false,
+            inputs: blocks_of(Direction::Send),
+            outputs: blocks_of(Direction::Receive),
+            programs: Vec::new(),
+            ready: None,
+        }
+    }
+
     fn refuse(&self, what: &'static str) -> EngineError {
         EngineError::Operation {
             collective: self.shape.collective,
@@ -170,6 +204,74 @@ impl Prepared {
             .map(|end| start..end)
             .ok_or_else(|| self.refuse("plain memory beyond the address space"))
     }
+
+    /// The operation as it is queued, and the bytes of its input if that is copied first.
+    pub(super) fn activate(
+        &mut self,
+        mut op: Operation,
+        transport: Transport,
+        (rank, strands): (Rank, u32),
+    ) -> Result<(ActiveOperation, Option<usize>), EngineError> {
+        let (collective, ranks) = (self.shape.collective, self.shape.ranks());
+        let may_have_parts = matches!(collective, Collective::AllToAllV | Collective::ReduceScatter);
+        if op.parts.is_some() && !may_have_parts
+            || op.parts.is_none() && collective == Collective::AllToAllV
+            || op
+                .parts
+                .as_ref()
+                .is_some_and(|parts| parts.send.len() != ranks as usize || parts.receive.len() != ranks as usize)
+        {
+            return Err(self.refuse(
+                "each part has a length of its own in alltoallv, may have one in reduce-scatter, and nowhere else",
+            ));
+        }
+        let inputs = self.bytes(&op.input, self.elements(&op, PlanMemory::Input), &op.function)?;
+        let outputs = self.bytes(&op.output, self.elements(&op, PlanMemory::Output), &op.function)?;
+        let overlaps = overlap(&inputs, &outputs);
+        let in_place = overlaps
+            && op.scale.is_none()
+            && op.parts.is_none()
+            && self.in_place
+            && is_in_place(&self.shape, rank, &op, &inputs, &outputs);
+        let slices = if op.parts.is_some() || collective == Collective::Barrier {
+            1
+        } else {
+            let block = op.count.div_ceil(u64::from(self.shape.blocks.max(1)));
+            let bytes = block.saturating_mul(op.function.data().bytes() as u64);
+            u32::try_from(bytes.div_ceil(op.tuning.slice as u64).max(1))
+                .map_err(|_| self.refuse("more slices than can be counted: make them longer"))?
+        };
+        let key = ProgramKey {
+            extent: OperationExtent {
+                count: op.count,
+                parts: op.parts.take(),
+                slices,
+            },
+            data: op.function.data(),
+            transport,
+            channels: op.tuning.channels,
+            in_place,
+        };
+        let ready = self.compile(rank, strands, key, &op.function)?;
+        let input_copied = op.scale.is_some() || overlaps && !in_place;
+        let runners_left = ready.runners;
+        let active = ActiveOperation {
+            collective,
+            ready,
+            function: op.function,
+            input: op.input,
+            output: op.output,
+            transport,
+            channels: op.tuning.channels,
+            began: None,
+            deadline: op.deadline,
+            runners_left,
+            result: (runners_left == 0).then_some(Ok(())),
+            input_copied,
+            taken: false,
+        };
+        Ok((active, input_copied.then_some(inputs.len())))
+    }
 }
 
 impl Engine {
@@ -217,93 +319,37 @@ impl Engine {
     /// Input and output are valid for the lengths that the plan and the count imply, until the
     /// operation's result is taken or the engine is dropped. Until then no other code writes
     /// either, or reads the output; other operations in flight have other outputs.
-    pub unsafe fn submit(&mut self, mut op: Operation) -> Result<Ticket, EngineError> {
+    pub unsafe fn submit(&mut self, op: Operation) -> Result<Ticket, EngineError> {
         if let Some(broken) = &self.failed {
             return Err(broken.why.clone().into());
         }
-        let (rank, ranks, config) = (self.rank, self.ranks, self.config);
+        let (rank, config) = (self.rank, self.config);
         let Some(plan) = self.plans.get_mut(op.plan.0) else {
             return Err(EngineError::Operation {
                 collective: Collective::Barrier,
                 what: "no plan of this engine",
             });
         };
-        let collective = plan.shape.collective;
         if !(1..=config.channels).contains(&op.tuning.channels) || op.tuning.slice == 0 {
             return Err(plan.refuse("more channels than there are, or none, or slices of nothing"));
         }
-        let may_have_parts = matches!(collective, Collective::AllToAllV | Collective::ReduceScatter);
-        if op.parts.is_some() && !may_have_parts
-            || op.parts.is_none() && collective == Collective::AllToAllV
-            || op
-                .parts
-                .as_ref()
-                .is_some_and(|parts| parts.send.len() != ranks as usize || parts.receive.len() != ranks as usize)
-        {
-            return Err(plan.refuse(
-                "each part has a length of its own in alltoallv, may have one in reduce-scatter, and nowhere else",
-            ));
-        }
-        let inputs = plan.bytes(&op.input, plan.elements(&op, PlanMemory::Input), &op.function)?;
-        let outputs = plan.bytes(&op.output, plan.elements(&op, PlanMemory::Output), &op.function)?;
-        let overlaps = overlap(&inputs, &outputs);
-        let in_place = overlaps
-            && op.scale.is_none()
-            && op.parts.is_none()
-            && plan.in_place
-            && is_in_place(&plan.shape, rank, &op, &inputs, &outputs);
-        let slices = if op.parts.is_some() || collective == Collective::Barrier {
-            1
-        } else {
-            let block = op.count.div_ceil(u64::from(plan.shape.blocks.max(1)));
-            let bytes = block.saturating_mul(op.function.data().bytes() as u64);
-            u32::try_from(bytes.div_ceil(op.tuning.slice as u64).max(1))
-                .map_err(|_| plan.refuse("more slices than can be counted: make them longer"))?
-        };
         let transport = match op.tuning.protocol.lines() {
             Some(lines) => Transport::Lines(lines),
             None => Transport::Simple {
                 granted_from: config.eager + 1,
-                fragment: config.fragment / 4096 * 4096,
+                fragment: config.fragment(),
             },
         };
-        let key = ProgramKey {
-            extent: OperationExtent {
-                count: op.count,
-                parts: op.parts.take(),
-                slices,
-            },
-            data: op.function.data(),
-            transport,
-            channels: op.tuning.channels,
-            in_place,
-        };
-        let ready = plan.compile(rank, config.strands, key, &op.function)?;
-        let input_copied = op.scale.is_some() || overlaps && !in_place;
-        if input_copied {
-            self.copy_input(&mut op, inputs.len())?;
+        let scale = op.scale;
+        let (mut op, copied) = plan.activate(op, transport, (rank, config.strands))?;
+        if let Some(bytes) = copied {
+            self.copy_input(&mut op, scale, bytes)?;
         }
-        let runners_left = ready.runners;
-        self.active_runners = self.active_runners.max(ready.active_runners);
-        self.operations.push_back(ActiveOperation {
-            collective,
-            ready,
-            function: op.function,
-            input: op.input,
-            output: op.output,
-            transport,
-            channels: op.tuning.channels,
-            began: None,
-            deadline: op.deadline,
-            runners_left,
-            result: (runners_left == 0).then_some(Ok(())),
-            input_copied,
-            taken: false,
-        });
-        Ok(Ticket(self.first + self.operations.len() as u64 - 1))
+        self.active_runners = self.active_runners.max(op.ready.active_runners);
+        Ok(Ticket::operation(self.operations.push(op)))
     }
 
-    fn copy_input(&mut self, op: &mut Operation, bytes: usize) -> Result<(), EngineError> {
+    fn copy_input(&mut self, op: &mut ActiveOperation, scale: Option<Scalar>, bytes: usize) -> Result<(), EngineError> {
         if bytes == 0 {
             return Ok(());
         }
@@ -326,15 +372,10 @@ impl Engine {
         // SAFETY: the input is as long by `submit`'s contract; the segment is long enough, and
         // owned by this operation alone.
         unsafe {
-            match op.scale {
+            match scale {
                 Some(scalar) => {
                     let elements = bytes / op.function.data().bytes();
-                    op.function
-                        .scale(scalar, from, into, elements)
-                        .map_err(|_| EngineError::Operation {
-                            collective: Collective::AllReduce,
-                            what: "the scalar is of another type than the one that the elements accumulate in",
-                        })?;
+                    op.function.scale(scalar, from, into, elements)?;
                 }
                 None => core::ptr::copy_nonoverlapping(from, into, bytes),
             }

@@ -1,9 +1,10 @@
 //! The program cache: a short operation that repeats an earlier one, with nothing else in flight,
 //! runs at once from its compiled form (a cache hit). Only the addresses of its data differ.
 
+use core::slice;
+
 use super::operation::{ActiveOperation, Data, Ticket};
-use super::strand::DriveResult;
-use super::{Engine, Failed};
+use super::{Engine, Failed, drive_runners};
 use crate::kernel::Op;
 
 /// Idle steps until a cached operation is queued as any other: a few microseconds; fewer where the
@@ -35,12 +36,9 @@ impl Engine {
     /// Evicts the oldest of [`CACHED_PROGRAMS`]. `None` if the operation is long, its input is
     /// copied first, or its operator is user-defined.
     pub(crate) fn cache_program(&mut self, ticket: Ticket) -> Option<CachedProgram> {
-        let index = ticket
-            .0
-            .checked_sub(self.first)
-            .and_then(|index| usize::try_from(index).ok());
-        let op = index.and_then(|index| self.operations.get(index));
-        let op = op
+        let op = self
+            .operations
+            .get(ticket.number)
             .filter(|op| {
                 op.ready.only_slice.is_some()
                     && !op.ready.has_granted
@@ -65,7 +63,7 @@ impl Engine {
 
     #[inline]
     pub(crate) fn next_number(&self) -> u64 {
-        self.first + self.operations.len() as u64
+        self.operations.next_number()
     }
 
     /// Requires [`can_run_cached`](Self::can_run_cached); the relative position of the data is the
@@ -82,62 +80,36 @@ impl Engine {
     ) -> Option<Ticket> {
         let op = self.program_cache.get(cached)?;
         (op.input, op.output) = (Data::Plain(input), Data::Plain(output));
-        let mut left = op.ready.runners;
-        let driven = self.drive_cached(cached, &mut left, attention);
-        if left == 0 {
-            self.first += 1;
+        op.runners_left = op.ready.runners;
+        let driven = self.drive_cached(cached, attention);
+        let op = self.program_cache.get(cached)?;
+        if op.runners_left == 0 {
+            self.operations.skip();
             return None;
         }
-        let op = self.program_cache.get(cached)?;
         let running = ActiveOperation {
-            runners_left: left,
+            runners_left: op.runners_left,
             ..op.with_data(Data::Plain(input), Data::Plain(output))
         };
         self.active_runners = self.active_runners.max(op.ready.active_runners);
-        self.operations.push_back(running);
+        let ticket = Ticket::operation(self.operations.push(running));
         if let Err(failed) = driven {
             self.fail(failed);
         }
-        Some(Ticket(self.first))
+        Some(ticket)
     }
 
     #[inline]
-    fn drive_cached(
-        &mut self,
-        cached: CachedProgram,
-        left: &mut u32,
-        attention: impl Fn() -> bool,
-    ) -> Result<(), Failed> {
-        let mut idle = 0;
+    fn drive_cached(&mut self, cached: CachedProgram, attention: impl Fn() -> bool) -> Result<(), Failed> {
+        let (number, mut idle) = (self.next_number(), 0);
         let most = MAX_IDLE_TURNS.min(self.backoff.spin_turns());
         while idle < most {
             let Some(op) = self.program_cache.get(cached) else {
                 return Ok(());
             };
-            let mut moved = false;
-            for (runner, links) in self.runners[..op.ready.active_runners as usize]
-                .iter_mut()
-                .zip(&mut self.links)
-            {
-                runner.next = runner.next.max(self.first);
-                if runner.next > self.first {
-                    continue;
-                }
-                if !op.uses(runner.channel, runner.strand) {
-                    runner.next += 1;
-                    continue;
-                }
-                match runner.drive(op, links, &self.rails[runner.rail].domain)? {
-                    DriveResult::Idle => {}
-                    DriveResult::Moved => moved = true,
-                    DriveResult::Done => {
-                        moved = true;
-                        runner.next += 1;
-                        *left -= 1;
-                    }
-                }
-            }
-            if *left == 0 {
+            let runners = &mut self.runners[..op.ready.active_runners as usize];
+            let moved = drive_runners(runners, &mut self.links, number, slice::from_mut(op))?;
+            if op.runners_left == 0 {
                 return Ok(());
             }
             if !moved {

@@ -7,8 +7,8 @@ use doorbell_verbs::Qpn;
 use super::Engine;
 use super::error::{Failed, Waiting};
 use super::operation::Ticket;
-use super::strand::StrandRunner;
-use crate::failure::{Awaited, Wait};
+use super::queue::OperationQueue;
+use crate::failure::{Awaited, MESSAGES, Wait, message_number};
 use crate::plan::Collective;
 use crate::types::Rank;
 
@@ -46,38 +46,42 @@ impl Engine {
         if let Some(broken) = &self.failed {
             return broken.waiting;
         }
-        let messages = || self.p2p.waiting(&self.links, self.config.channels);
-        let Some(first) = self.operations.iter().position(|op| op.result.is_none()) else {
-            return messages();
-        };
-        let number = self.first + first as u64;
-        self.waits()
-            .find(|(wait, ..)| wait.operation == number)
-            .map(|(wait, collective, runner)| Waiting {
-                operation: wait.operation,
-                collective,
-                channel: runner.channel,
-                strand: runner.strand,
-                slice: wait.slice,
-                step: wait.step,
-                peer: wait.peer,
-                qpn: Qpn::truncated(wait.qpn),
-            })
-            .or_else(messages)
+        let first = self.operations.first_in_flight();
+        let is_message = |wait: &Wait| message_number(wait.operation).is_some();
+        let found = self.waits().find(|(wait, _)| wait.operation == first);
+        let (wait, collective) = found.or_else(|| self.waits().find(|(wait, _)| is_message(wait)))?;
+        Some(Waiting {
+            operation: wait.operation,
+            collective,
+            channel: wait.connection / self.config.strands,
+            strand: wait.connection % self.config.strands,
+            slice: wait.slice,
+            step: wait.step,
+            peer: wait.peer,
+            qpn: Qpn::truncated(wait.qpn),
+        })
     }
 
-    fn waits(&self) -> impl Iterator<Item = (Wait, Collective, &StrandRunner)> {
-        self.runners
-            .iter()
-            .zip(&self.links)
-            .enumerate()
-            .filter_map(|(connection, (runner, links))| {
-                let op = self
-                    .operations
-                    .get(usize::try_from(runner.next.checked_sub(self.first)?).ok()?)?;
+    fn waits(&self) -> impl Iterator<Item = (Wait, Collective)> {
+        let messages = self.runners.len();
+        let runners = self.runners.iter().enumerate();
+        let of_all = runners.map(move |(connection, runner)| (connection, runner, &self.operations));
+        let streams = self.p2p.busy();
+        let of_messages = streams.map(move |stream| (messages, &stream.runner, &stream.queue));
+        of_all
+            .chain(of_messages)
+            .filter_map(move |(connection, runner, queue)| {
+                let links = self.links.get(connection)?;
+                let number = runner.first_open();
+                let op = queue.get(number)?;
                 let (slice, step, peer, awaited) = runner.waits_for(op, links)?;
+                let (operation, slice) = if connection == messages {
+                    (MESSAGES | number, runner.part())
+                } else {
+                    (number, slice)
+                };
                 let wait = Wait {
-                    operation: runner.next,
+                    operation,
                     connection: connection as u32,
                     slice: slice.into(),
                     step,
@@ -85,7 +89,7 @@ impl Engine {
                     qpn: links.get(peer.index())?.as_ref()?.qpn().get(),
                     awaited,
                 };
-                Some((wait, op.collective, runner))
+                Some((wait, op.collective))
             })
     }
 
@@ -95,36 +99,27 @@ impl Engine {
         if let Some(broken) = &self.failed {
             return broken.waits.clone();
         }
-        let messages = self.p2p.waits(&self.links).into_iter().map(|(_, wait)| wait);
-        self.waits().map(|(wait, ..)| wait).chain(messages).collect()
+        self.waits().map(|(wait, _)| wait).collect()
     }
 
     /// The last operation up to which all are done; 0 is none.
     #[must_use]
     pub fn finished(&self) -> u64 {
-        let open = self.operations.iter().position(|op| op.result.is_none());
-        self.first + open.unwrap_or(self.operations.len()) as u64 - 1
+        self.operations.first_in_flight() - 1
     }
 
     /// Whether no operation is in flight, or failed and not taken.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.operations
-            .iter()
-            .all(|op| op.taken || matches!(op.result, Some(Ok(()))))
-            && self.p2p.is_idle()
+        self.operations.is_idle() && self.p2p.is_idle()
     }
 
     /// Of the operations in flight, or failed and not taken, the one that expires first: when it
     /// was first seen in flight (to about a millisecond), and its timeout.
     #[must_use]
     pub fn expiring(&mut self) -> Option<(Instant, Duration)> {
-        let open = self
-            .operations
-            .iter_mut()
-            .filter(|op| !op.taken && !matches!(op.result, Some(Ok(()))));
-        open.filter_map(|op| Some((*op.began.get_or_insert_with(Instant::now), op.deadline?)))
-            .chain(self.p2p.expiring())
+        self.open_operations()
+            .filter_map(|op| Some((*op.began.get_or_insert_with(Instant::now), op.deadline?)))
             .min_by_key(|(began, deadline)| began.checked_add(*deadline))
     }
 
@@ -137,19 +132,20 @@ impl Engine {
     /// Operations whose results have not been taken.
     #[must_use]
     pub fn outstanding(&self) -> usize {
-        self.operations.iter().filter(|op| !op.taken).count() + self.p2p.outstanding()
+        let messages: usize = self.p2p.queues().map(OperationQueue::outstanding).sum();
+        self.operations.outstanding() + messages
     }
 
     /// Whether an operation was submitted and its result not taken.
     #[must_use]
     pub fn has(&self, ticket: Ticket) -> bool {
-        if ticket.is_message() {
-            return self.p2p.has(ticket);
-        }
-        let index = ticket.0.checked_sub(self.first);
-        index
-            .and_then(|index| self.operations.get(usize::try_from(index).ok()?))
-            .is_some_and(|op| !op.taken)
+        let streams = &self.p2p.streams;
+        let queue = match ticket.stream.map(|stream| streams.get(stream as usize)) {
+            Some(stream) => stream.and_then(Option::as_ref).map(|stream| &stream.queue),
+            None => Some(&self.operations),
+        };
+        let op = queue.and_then(|queue| queue.get(ticket.number));
+        op.is_some_and(|op| !op.taken)
     }
 
     /// Why it has failed, if it has.

@@ -121,3 +121,40 @@ fn credits_that_did_not_fit_are_sent_while_an_operation_waits() {
 fn credits_that_did_not_fit_are_sent_in_the_next_operation() {
     full_queue(LineProtocol::Ll.slots());
 }
+
+/// A receiver grants memory for messages before those ahead of them have arrived, so that many
+/// short ones do not need a round trip each.
+#[test]
+fn grants_run_ahead_into_later_messages() {
+    let [mut sender, mut receiver] = two();
+    let submit = |engine: &mut Engine, direction| {
+        let (peer, memory) = (Rank(1 - engine.rank().0), engine.allocate(24).unwrap());
+        [0, 8, 16].map(|offset| {
+            let message = Message {
+                peer,
+                direction,
+                data: Data::Registered(Arc::clone(&memory), offset),
+                bytes: 8,
+                deadline: None,
+            };
+            // SAFETY: the segment is as long; the messages own it.
+            unsafe { engine.submit_message(message) }.unwrap()
+        })
+    };
+    submit(&mut sender, Direction::Send);
+    let received = submit(&mut receiver, Direction::Receive);
+    // Once, before any has arrived.
+    receiver.drive().unwrap();
+    until("the acknowledgement of all messages", || {
+        sender.progress();
+        !sender.exchanges()
+    });
+    until("the end of all messages", || {
+        receiver.progress();
+        !receiver.exchanges()
+    });
+    assert_eq!(
+        received.map(|ticket| receiver.take(ticket)),
+        [const { Some(Ok(())) }; 3]
+    );
+}

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::GpuError;
 use super::options::GpuOptions;
-use super::peers::Sizes;
+use super::peers::{Peers, Sizes};
 use crate::communicator::Communicator;
 
 /// The default limit of staging memory.
@@ -55,5 +55,19 @@ fn other_release() -> GpuError {
         what: "a communicator of GPUs",
         reason: "a rank has left meanwhile, or the ranks are not of one release: run the same one everywhere"
             .to_owned(),
+    }
+}
+
+impl Communicator {
+    /// For a rank without a GPU, when other ranks of the communicator create a [`GpuCommunicator`]:
+    /// informs them. From then on, its operations on host memory and their stream operations match.
+    ///
+    /// # Errors
+    /// If a rank does not arrive.
+    pub fn without_gpu(&self) -> Result<(), GpuError> {
+        let (_, sizes) = agree(self, GpuOptions::default(), None)?;
+        self.with_exchange(|group| Ok(Peers::connect(group.control_mut(), self.rank(), None, sizes)))??
+            .err();
+        Ok(())
     }
 }

@@ -45,9 +45,7 @@ impl<'a> Checked<'a> {
             what,
         };
         if call.collective == Collective::AllToAllV {
-            return Err(misuse(
-                "parts with lengths of their own are for memory of the host".to_owned(),
-            ));
+            return Err(misuse("it has a count for each part: call all_to_all_v".to_owned()));
         }
         if call.root.0 >= case.ranks {
             return Err(misuse(format!(

@@ -11,6 +11,7 @@ use super::call::{Checked, GpuCall};
 use super::choice::Choice;
 use super::copies::{Copies, Operation};
 use super::error::GpuError;
+use super::group::Group;
 use super::kernels::Kernels;
 use super::options::{Executor, GpuOptions};
 use super::peers::{Mapped, Peers};
@@ -19,7 +20,8 @@ use super::staged::Staged;
 use super::types;
 use super::watch::Watchdog;
 use crate::algorithm::Algorithm;
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, StagedOperation};
+use crate::executor::Direction;
 use crate::plan::Collective;
 use crate::reference::Case;
 use crate::types::{DataType, Rank};
@@ -28,7 +30,8 @@ use crate::types::{DataType, Rank};
 ///
 /// Operations are enqueued on any stream and return at once. All ranks call the same operations in
 /// the same order, with the same counts, operators and settings, and with equivalent memory: in
-/// place on all ranks or on none, and [registered](Self::register) on all or on none.
+/// place on all ranks or on none, and [registered](Self::register) on all or on none. A
+/// [group](Self::group) of sends and receives is called by the ranks that have messages in it.
 ///
 /// Operations can be captured into a graph ([`capture`](Self::capture)), launched equally often by
 /// all ranks. A launch counts as the captured operations; the caller orders its stream behind those
@@ -117,7 +120,7 @@ impl GpuCommunicator {
         let mut words = None;
         if let OperationPath::Direct(peers) = &path {
             state.copies = Some(Copies::new(Arc::clone(peers), options.copiers.unwrap_or(1))?);
-            state.kernels = Some(Kernels::new(Arc::clone(peers)));
+            state.kernels = Some(Kernels::new(Arc::clone(peers), &options));
             state.side = Some(SideStream::new(context)?);
             words = Some(Arc::clone(peers));
         }
@@ -180,6 +183,9 @@ impl GpuCommunicator {
     ) -> (Executor, Option<Algorithm>) {
         if let OperationPath::Staged(_) = &self.path {
             return (Executor::Staged, None);
+        }
+        if collective == Collective::AllToAllV {
+            return (Executor::Kernel, Some(Algorithm::FullMesh));
         }
         match Choice::new(&self.options, self.size(), collective, data, count, registered) {
             Choice::Small(cut) => (Executor::Small, Some(cut.algorithm(collective))),
@@ -371,18 +377,34 @@ impl GpuCommunicator {
         if call.count == 0 && call.collective != Collective::Barrier {
             return Ok(());
         }
-        let done = self.enqueue_checked(&checked, &case, call, stream);
-        if let Err(error @ (GpuError::Driver(_) | GpuError::Reduce(_) | GpuError::Thread(_))) = &done
-            && !stream.is_capturing().unwrap_or(false)
-        {
-            // The others' parts would wait for this one until the deadline.
-            let collective = call.collective;
-            self.abort(&format!(
-                "it cannot do its part of an operation ({collective}): {error}"
-            ));
-            self.watch_partial_operation(stream);
-        }
-        done
+        let staged = || StagedOperation::Collective {
+            collective: call.collective,
+            root: call.root,
+            reduction: call.reduction.clone(),
+            data: call.data,
+            count: call.count as u64,
+        };
+        self.enqueue_in_order(call.collective, stream, |state| match &self.path {
+            OperationPath::Direct(_) => self.enqueue_direct(state, &checked, call, stream),
+            OperationPath::Staged(_) => self.staged.run(staged(), checked.input, checked.output, stream),
+        })
+    }
+
+    /// Enqueues a group on `stream`; `staged` is the host's part of it.
+    pub(super) fn enqueue_group(
+        &self,
+        group: Group<'_>,
+        staged: impl FnOnce() -> StagedOperation,
+        stream: &Stream,
+    ) -> Result<(), GpuError> {
+        self.enqueue_in_order(group.collective(), stream, |state| match (&self.path, &state.kernels) {
+            (OperationPath::Direct(_), Some(kernels)) => kernels.exchange(&group, stream),
+            (OperationPath::Direct(_), None) => Ok(()),
+            (OperationPath::Staged(_), _) => {
+                let [given, got] = [Direction::Send, Direction::Receive].map(|direction| group.all(direction));
+                self.staged.run(staged(), given, got, stream)
+            }
+        })
     }
 
     /// Has a partly enqueued operation waited for on drop, before the resources are freed.
@@ -398,31 +420,46 @@ impl GpuCommunicator {
         }
     }
 
-    fn enqueue_checked(
+    /// Enqueues the `work` of an operation. If the driver refuses it outside of a capture, the
+    /// communicator fails: the others' parts would wait for this one until the deadline.
+    fn enqueue_in_order(
         &self,
-        checked: &Checked<'_>,
-        case: &Case,
-        call: &GpuCall<'_>,
+        collective: Collective,
         stream: &Stream,
+        work: impl FnOnce(&mut State) -> Result<(), GpuError>,
+    ) -> Result<(), GpuError> {
+        let done = self.enqueue_behind_last(stream, work);
+        if let Err(error @ (GpuError::Driver(_) | GpuError::Reduce(_) | GpuError::Thread(_))) = &done
+            && !stream.is_capturing().unwrap_or(false)
+        {
+            self.abort(&format!(
+                "it cannot do its part of an operation ({collective}): {error}"
+            ));
+            self.watch_partial_operation(stream);
+        }
+        done
+    }
+
+    fn enqueue_behind_last(
+        &self,
+        stream: &Stream,
+        work: impl FnOnce(&mut State) -> Result<(), GpuError>,
     ) -> Result<(), GpuError> {
         let mut state = self.state();
         let is_capturing = stream.is_capturing()?;
+        if is_capturing && matches!(self.path, OperationPath::Staged(_)) {
+            return Err(GpuError::Refused {
+                what: "an operation in which the host has a part, in a graph",
+                reason: "the host cannot be captured".to_owned(),
+            });
+        }
         if let Some((before, end, was_capturing)) = &state.last
             && before.as_raw() != stream.as_raw()
             && *was_capturing == is_capturing
         {
             stream.wait(end)?;
         }
-        match &self.path {
-            OperationPath::Direct(_) => self.enqueue_direct(&mut state, checked, call, stream)?,
-            OperationPath::Staged(_) if is_capturing => {
-                return Err(GpuError::Refused {
-                    what: "an operation in which the host has a part, in a graph",
-                    reason: "the host cannot be captured".to_owned(),
-                });
-            }
-            OperationPath::Staged(_) => self.staged.run(call, case, stream)?,
-        }
+        work(&mut state)?;
         let end = Event::new(&self.context)?;
         stream.record(&end)?;
         if !is_capturing {
@@ -545,20 +582,6 @@ impl GpuCommunicator {
             ..*operation
         };
         copies.run(&operation, stream)
-    }
-}
-
-impl Communicator {
-    /// For a rank without a GPU, when other ranks of the communicator create a [`GpuCommunicator`]:
-    /// informs them. From then on, its operations on host memory and their stream operations match.
-    ///
-    /// # Errors
-    /// If a rank does not arrive.
-    pub fn without_gpu(&self) -> Result<(), GpuError> {
-        let (_, sizes) = agree(self, GpuOptions::default(), None)?;
-        self.with_exchange(|group| Ok(Peers::connect(group.control_mut(), self.rank(), None, sizes)))??
-            .err();
-        Ok(())
     }
 }
 

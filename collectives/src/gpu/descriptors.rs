@@ -12,9 +12,10 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
+use doorbell_rendezvous::random;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, getsockopt, recvmsg, sendmsg, sockopt};
 
-use crate::bootstrap::{Exchange, ExchangeError, random};
+use crate::bootstrap::{Exchange, ExchangeError};
 use crate::types::Rank;
 
 /// Bytes of an offer: the boot id and the socket name.

@@ -1,4 +1,5 @@
-//! Plan cache and kernel warm-up, for [plans](super::kernel) and [short operations](super::small).
+//! Plan cache and kernel warm-up, for [plans](super::kernel), [short operations](super::small) and
+//! [groups](super::exchange).
 
 use std::sync::Arc;
 
@@ -7,12 +8,16 @@ use doorbell_cuda::{Memory, Span, Stream};
 use super::call::GpuCall;
 use super::copies::Operation;
 use super::error::GpuError;
+use super::exchange::ExchangeExecutor;
+use super::group::Group;
 use super::kernel::{KernelExecutor, Operation as Launched, Plan};
 use super::lower::LowerError;
+use super::options::GpuOptions;
 use super::peers::{MAX_PEERS, Peers};
 use super::program::{Function, LaunchShape, MAX_BLOCKS};
 use super::small::{self, SmallExecutor};
 use crate::algorithm::Algorithm;
+use crate::executor::Direction;
 use crate::plan::Collective;
 use crate::types::{DataType, Rank, ReduceOp};
 
@@ -31,12 +36,13 @@ pub(super) struct Kernels {
     peers: Arc<Peers>,
     executor: KernelExecutor,
     small: SmallExecutor,
+    exchange: ExchangeExecutor,
     plans: Vec<(PlanKey, Plan)>,
     warm_up: Vec<(DataType, bool, bool)>,
 }
 
 impl Kernels {
-    pub(super) fn new(peers: Arc<Peers>) -> Self {
+    pub(super) fn new(peers: Arc<Peers>, options: &GpuOptions) -> Self {
         let arenas: Vec<u64> = peers
             .arenas()
             .memories()
@@ -45,6 +51,8 @@ impl Kernels {
             .collect();
         let stop = peers.control().device_ptr().0;
         let small = SmallExecutor::new(peers.context(), peers.rank(), arenas.clone(), peers.areas(), stop);
+        let most = options.blocks.unwrap_or(MAX_BLOCKS);
+        let exchange = ExchangeExecutor::new(&peers, arenas.clone(), stop, most);
         let executor = KernelExecutor::of(
             peers.context(),
             peers.rank(),
@@ -57,6 +65,7 @@ impl Kernels {
             peers,
             executor,
             small,
+            exchange,
             plans: Vec::new(),
             warm_up: Vec::new(),
         }
@@ -93,6 +102,16 @@ impl Kernels {
         // SAFETY: as in `run`; and the launch shape is derived from the sizes that all ranks have
         // agreed on, with which the arenas were allocated.
         unsafe { self.small.launch(stream, &operation, function, cut, &uses[..used]) }
+    }
+
+    pub(super) fn exchange(&self, group: &Group<'_>, stream: &Stream) -> Result<(), GpuError> {
+        let memories = [Direction::Send, Direction::Receive].map(|direction| group.all(direction));
+        let mut uses: Vec<Span<'_>> = memories.into_iter().flatten().collect();
+        uses.extend(self.peers.arenas().memories().iter().map(Memory::all));
+        uses.push(self.peers.control().all());
+        // SAFETY: the messages' memory, the arenas and the control page are kept. Exclusive use is
+        // as in `run`.
+        unsafe { self.exchange.launch(stream, group, &uses) }
     }
 
     pub(super) fn run(

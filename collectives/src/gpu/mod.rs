@@ -7,6 +7,7 @@
 //! - [`peers`]: memory that the ranks map of each other.
 //! - [`lower`]: from plans to kernel programs; [`program`] and [`kernel`]: the kernel executor.
 //! - [`small`]: the executor of short operations, by a kernel without a plan.
+//! - `group`: groups of sends and receives, and all-to-all-v; `exchange`: their executor.
 //! - `copies`: the copy-engine executor; `split`: both executors concurrently; `staged`: through
 //!   host memory.
 
@@ -17,6 +18,8 @@ mod communicator;
 mod copies;
 mod descriptors;
 mod error;
+mod exchange;
+mod group;
 pub mod kernel;
 mod kernels;
 pub mod lower;
@@ -34,6 +37,7 @@ mod watch;
 pub use call::GpuCall;
 pub use communicator::GpuCommunicator;
 pub use error::GpuError;
+pub use group::GpuMessage;
 pub use options::{Executor, GpuOptions};
 pub use peers::{Areas, Mapped, Peers, Sizes};
 pub use types::{as_bytes, as_bytes_mut};

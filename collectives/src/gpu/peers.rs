@@ -33,6 +33,8 @@ pub struct Sizes {
     pub slots: usize,
     /// Slots and progress counters of the kernel for short operations (default 32 MiB).
     pub small: usize,
+    /// Flags and slots of messages between pairs of ranks (default 16 MiB).
+    pub exchange: usize,
     /// The kernels' FIFOs (default 128 MiB: slices of 64 KiB for 128 thread blocks, four ranks).
     pub fifos: usize,
     /// Staging memory of the copy engines (default 256 MiB).
@@ -45,6 +47,7 @@ impl Default for Sizes {
             flags: 1 << 20,
             slots: 8 << 20,
             small: 32 << 20,
+            exchange: 16 << 20,
             fifos: 128 << 20,
             staging: 256 << 20,
         }
@@ -62,6 +65,8 @@ pub struct Areas {
     pub slots: Range<usize>,
     /// Slots and progress counters of the kernel for short operations.
     pub small: Range<usize>,
+    /// Flags and slots of messages between pairs of ranks.
+    pub exchange: Range<usize>,
     /// FIFOs of the kernels.
     pub fifos: Range<usize>,
     /// Staging memory of the copy engines.
@@ -84,6 +89,7 @@ impl Areas {
             flags: next(sizes.flags),
             slots: next(sizes.slots),
             small: next(sizes.small),
+            exchange: next(sizes.exchange),
             fifos: next(sizes.fifos),
             staging: next(sizes.staging),
         }
@@ -193,7 +199,8 @@ impl Peers {
         &self.arenas
     }
 
-    /// A zeroed page of pinned host memory; kernels abort once its first 32-bit word is nonzero.
+    /// A zeroed page of pinned host memory; kernels abort once its first 32-bit word is nonzero,
+    /// and report messages of unexpected lengths behind it.
     #[must_use]
     pub fn control(&self) -> &HostMemory {
         &self.control

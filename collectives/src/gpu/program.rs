@@ -1,5 +1,5 @@
 //! The parameter of a kernel launch: a lowered plan for a count, encoded as words.
-//! `gpudirect/cuda/kernels/operation.cuh` declares the same, `collective.cu` decodes it.
+//! `gpudirect/cuda/kernels/collective.cu` decodes it.
 
 use super::lower::{Body, Group, Location, Lowered, NO_DATA, Operand, Signal, Strand, Work};
 use super::peers::{Areas, MAX_PEERS};
@@ -112,42 +112,56 @@ pub enum ProgramError {
     },
 }
 
-/// The kernel's `Operation`.
-// fields: the layout of the kernel's parameter.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Arguments {
-    version: u64,
-    input: u64,
-    output: u64,
-    stop: u64,
-    arenas: [u64; MAX_PEERS],
-    outputs: [u64; MAX_PEERS],
-    flags: u64,
-    counts: u64,
-    fifos: u64,
-    scratch: u64,
-    slice: u64,
-    longest: u64,
-    scalar: u64,
-    rank: u32,
-    ranks: u32,
-    strands: u32,
-    slots: u32,
-    slot_bytes: u32,
-    blocks: u32,
-    scratch_bytes: u32,
-    scratch_blocks: u32,
-    granule: u32,
-    divisor: u32,
-    /// The kernel's `Operator`, numbered as [`ReduceOp`].
-    function: u32,
-    reserved: u32,
-    program: [u64; MAX_WORDS],
+doorbell_cuda::kernel_arguments! {
+    constants {
+        const PROGRAM_VERSION: u64 = VERSION;
+        /// Bits of words signaled only in the last slice, and of late words.
+        const LAST: u64 = LAST;
+        const WORD_LATE: u64 = WORD_LATE;
+    }
+    /// The launch argument of a collective.
+    // fields: the layout of the kernel's parameter.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Arguments as Operation in "collective" {
+        version: u64,
+        input: u64,
+        output: u64,
+        /// The address of a word that is set to nonzero to end all waits.
+        stop: u64,
+        /// By rank: its arena, and its output if mapped.
+        arenas: [u64; MAX_PEERS],
+        outputs: [u64; MAX_PEERS],
+        /// Offsets in an arena: flags, counts, FIFOs, scratch memory.
+        flags: u64,
+        counts: u64,
+        fifos: u64,
+        scratch: u64,
+        /// Elements of a slice, and of the longest data block.
+        slice: u64,
+        longest: u64,
+        /// The bits of the scalar by which input is multiplied, in the accumulator type.
+        scalar: u64,
+        rank: u32,
+        ranks: u32,
+        strands: u32,
+        /// Slots per FIFO, a power of two; bytes per slot; thread blocks with FIFOs.
+        slots: u32,
+        slot_bytes: u32,
+        blocks: u32,
+        /// Bytes of a scratch block, and scratch blocks per thread block.
+        scratch_bytes: u32,
+        scratch_blocks: u32,
+        /// Shares of data blocks begin at multiples of this many elements.
+        granule: u32,
+        divisor: u32,
+        /// An `Operator`, numbered as `ReduceOp`; and padding.
+        function: u32,
+        reserved: u32,
+        program: [u64; MAX_WORDS],
+    }
 }
 
-// Same size as the kernel's, and within the 4 KiB limit of launch parameters.
-const _: () = assert!(size_of::<Arguments>() == 32 + 2 * 8 * MAX_PEERS + 56 + 48 + 8 * MAX_WORDS);
+// Within the limit of launch parameters.
 const _: () = assert!(size_of::<Arguments>() <= 4096);
 
 impl ArenaLayout {
@@ -495,5 +509,15 @@ impl Encoder<'_> {
         } else {
             Err(ProgramError::TooMany(self.rank))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell_cuda::arguments::Arguments as _;
+
+    #[test]
+    fn the_kernels_header_is_committed() {
+        super::Arguments::header().check(env!("CARGO_MANIFEST_DIR"));
     }
 }

@@ -14,11 +14,11 @@ use crate::algorithm::Algorithm;
 use crate::plan::Collective;
 use crate::types::{DataType, Rank};
 
-/// The version of [`Arguments`]: the kernel's `SMALL_VERSION`.
+/// The version of [`Arguments`].
 const VERSION: u64 = 1;
 /// Maximum thread blocks per launch.
 pub const MAX_BLOCKS: u32 = 128;
-/// Slots of a block per peer: the kernel's `DEPTH`.
+/// Slots of a block per peer.
 const DEPTH: u64 = 4;
 /// Bytes of a block's state: the kernel's `State`.
 const STATE: u64 = 128;
@@ -70,40 +70,56 @@ pub struct Operation {
     pub count: u64,
 }
 
-/// The kernel's `Small`.
-// fields: the layout of the kernel's parameter.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-struct Arguments {
-    version: u64,
-    input: u64,
-    output: u64,
-    stop: u64,
-    arenas: [u64; MAX_PEERS],
-    states: u64,
-    slots: u64,
-    input_step: u64,
-    output_step: u64,
-    scalar: u64,
-    bytes: u32,
-    rank: u32,
-    ranks: u32,
-    sends: u32,
-    gets: u32,
-    forwards: u32,
-    receives_from_all: u32,
-    slot_bytes: u32,
-    share: u32,
-    part: u32,
-    without: u32,
-    copies: u32,
-    divisor: u32,
-    /// The kernel's `Operator`, numbered as [`ReduceOp`](crate::ReduceOp).
-    function: u32,
+doorbell_cuda::kernel_arguments! {
+    constants {
+        const SMALL_VERSION: u64 = VERSION;
+        /// Slots of a block per other rank: a power of two.
+        const DEPTH: u32 = DEPTH as u32;
+        /// Bytes of data of a line.
+        const LINE_BYTES: u32 = LL_DATA_BYTES;
+    }
+    /// The launch argument of a short collective.
+    // fields: the layout of the kernel's parameter.
+    #[derive(Clone, Copy, Debug)]
+    struct Arguments as Small in "small" {
+        version: u64,
+        input: u64,
+        output: u64,
+        /// The address of a word that is set to nonzero to end all waits.
+        stop: u64,
+        arenas: [u64; MAX_PEERS],
+        /// Offsets in an arena: the blocks' states, and their slots.
+        states: u64,
+        slots: u64,
+        /// Bytes from the data for, and from, one rank to that of the next.
+        input_step: u64,
+        output_step: u64,
+        /// The bits of the scalar by which input is multiplied, in the accumulator type.
+        scalar: u64,
+        /// Bytes of a message, or with `part`, of the whole.
+        bytes: u32,
+        rank: u32,
+        ranks: u32,
+        /// Bit sets of the ranks that this one sends to, and uses data of (possibly its own).
+        sends: u32,
+        gets: u32,
+        /// Bit set of the ranks to which this one forwards its part, and whose parts it receives.
+        forwards: u32,
+        /// Whether this rank receives from every other one.
+        receives_from_all: u32,
+        slot_bytes: u32,
+        /// Lines per block, and of each rank's part if there are two exchanges.
+        share: u32,
+        part: u32,
+        /// The rank without a part, as it has the whole (none if beyond all ranks); whether it
+        /// copies.
+        without: u32,
+        copies: u32,
+        divisor: u32,
+        /// An `Operator`, numbered as `ReduceOp`.
+        function: u32,
+    }
 }
-
-// Same size as the kernel's.
-const _: () = assert!(size_of::<Arguments>() == 4 * 8 + 8 * MAX_PEERS + 5 * 8 + 14 * 4);
 
 /// The communication pattern, as bit masks of ranks.
 struct Pattern {
@@ -383,6 +399,11 @@ mod tests {
     use super::*;
 
     const AREA: usize = 32 << 20;
+
+    #[test]
+    fn the_kernels_header_is_committed() {
+        <Arguments as doorbell_cuda::arguments::Arguments>::header().check(env!("CARGO_MANIFEST_DIR"));
+    }
 
     #[test]
     fn launch_shapes_cover_every_line_once_and_fit_slots() {

@@ -8,15 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use doorbell_cuda::{Context, HostMemory, Memory, Stream, WaitCondition};
+use doorbell_cuda::{Context, HostMemory, Memory, Span, Stream, WaitCondition};
 
-use super::call::GpuCall;
 use super::error::GpuError;
-use crate::communicator::{CollectiveError, Communicator, Reduction};
+use crate::communicator::{CollectiveError, Communicator, StagedOperation};
 use crate::memory::Segment;
-use crate::plan::Collective;
-use crate::reference::Case;
-use crate::types::{DataType, Rank};
 
 /// Offset of the word that counts operations reached by streams.
 const REACHED: usize = 0;
@@ -50,11 +46,7 @@ impl Buffer {
 struct Job {
     /// Counted from 1; it wraps.
     number: u32,
-    collective: Collective,
-    root: Rank,
-    reduction: Reduction,
-    data: DataType,
-    count: u64,
+    operation: StagedOperation,
     input: Option<Arc<Segment>>,
     output: Option<Arc<Segment>>,
 }
@@ -101,11 +93,23 @@ impl Staged {
             .map(GpuError::from)
     }
 
-    pub(super) fn run(&self, call: &GpuCall<'_>, case: &Case, stream: &Stream) -> Result<(), GpuError> {
+    /// `given` and `got` are this rank's memory that the operation reads and writes: on the host
+    /// it is consecutive.
+    pub(super) fn run<'a>(
+        &self,
+        operation: StagedOperation,
+        given: impl IntoIterator<Item = Span<'a>>,
+        got: impl IntoIterator<Item = Span<'a>>,
+        stream: &Stream,
+    ) -> Result<(), GpuError> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let (rank, unit) = (self.comm.rank(), call.data.bytes() as u64);
-        let bytes = |elements: u64| (elements * unit) as usize;
-        let (gives, gets) = (bytes(case.input(rank)), bytes(case.output(rank)));
+        let memories = |spans: &mut dyn Iterator<Item = Span<'a>>| -> (Vec<Span<'a>>, usize) {
+            let spans: Vec<_> = spans.filter(|span| !span.is_empty()).collect();
+            let bytes = spans.iter().map(|span| span.len()).sum();
+            (spans, bytes)
+        };
+        let (given, gives) = memories(&mut given.into_iter());
+        let (got, gets) = memories(&mut got.into_iter());
         let buffer = |of: &mut Option<Buffer>, bytes: usize| {
             if bytes == 0 {
                 return Ok(None);
@@ -120,25 +124,21 @@ impl Staged {
         let output = buffer(&mut inner.output, gets)?;
         let number = inner.number.wrapping_add(1);
         let jobs = self.thread(&mut inner)?;
-        if let (Some(buffer), Some(span)) = (&input, call.input) {
-            stream.copy(buffer.pinned.span(..gives)?, span.span(..gives)?)?;
+        if let Some(buffer) = &input {
+            for_each_part(buffer, &given, |pinned, span| stream.copy(pinned, span))?;
         }
         stream.write_value32(self.shared.words.span(REACHED..REACHED + 4)?, number)?;
         inner.number = number;
         let job = Job {
             number,
-            collective: call.collective,
-            root: call.root,
-            reduction: call.reduction.clone(),
-            data: call.data,
-            count: call.count as u64,
+            operation,
             input: input.map(|buffer| buffer.segment),
             output: output.as_ref().map(|buffer| Arc::clone(&buffer.segment)),
         };
         let _ = jobs.send(job);
         stream.wait_value32(self.shared.words.span(DONE..DONE + 4)?, WaitCondition::AtLeast(number))?;
-        if let (Some(buffer), Some(span)) = (&output, call.output) {
-            stream.copy(span.span(..gets)?, buffer.pinned.span(..gets)?)?;
+        if let Some(buffer) = &output {
+            for_each_part(buffer, &got, |pinned, span| stream.copy(span, pinned))?;
         }
         Ok(())
     }
@@ -154,6 +154,21 @@ impl Staged {
         inner.thread = Some((sender.clone(), thread));
         Ok(sender)
     }
+}
+
+/// Calls `copy` for each of `spans` and its part of the buffer, which are consecutive.
+fn for_each_part(
+    buffer: &Buffer,
+    spans: &[Span<'_>],
+    copy: impl Fn(Span<'_>, Span<'_>) -> Result<(), doorbell_cuda::Error>,
+) -> Result<(), doorbell_cuda::Error> {
+    let mut start = 0;
+    for span in spans {
+        let end = start + span.len();
+        copy(buffer.pinned.span(start..end)?, *span)?;
+        start = end;
+    }
+    Ok(())
 }
 
 impl Drop for Staged {
@@ -183,14 +198,7 @@ fn serve(comm: &Communicator, shared: &StagedState, jobs: &Receiver<Job>) {
             }
         }
         let (input, output) = (job.input.as_ref(), job.output.as_ref());
-        let result = comm.run_staged(
-            job.collective,
-            job.root,
-            job.reduction,
-            (job.data, job.count),
-            input,
-            output,
-        );
+        let result = comm.run_staged(job.operation, input, output);
         if let Err(error) = result {
             shared
                 .error

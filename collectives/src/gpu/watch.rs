@@ -1,4 +1,5 @@
-//! The watchdog thread of a GPU communicator, for failures of the group and missed deadlines.
+//! The watchdog thread of a GPU communicator, for failures of the group, missed deadlines, and
+//! messages of unexpected lengths.
 //!
 //! A stream that waits for a dead rank would block the device. So when the group has failed, the
 //! watchdog writes all words that streams may wait for, repeatedly, as each wait resets its word,
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 use doorbell_cuda::{Context, Event, Memory, Stream};
 
 use super::error::GpuError;
+use super::exchange;
 use super::peers::Peers;
 use crate::communicator::Communicator;
 
@@ -110,6 +112,8 @@ impl Shared {
                     tracing::warn!("what waits in streams for a rank that is gone cannot be let go on: {error}");
                     return;
                 }
+            } else if let Some(reason) = peers.and_then(exchange::mismatch) {
+                comm.abort(&reason);
             } else if first.is_some_and(|until| Instant::now() >= until) {
                 let deadline = comm.options().deadline;
                 comm.abort(&format!(

@@ -51,6 +51,8 @@ struct Arrival {
 
 struct UngrantedMessage {
     posted: u64,
+    /// ps in which the sender's processor moves it.
+    packed: f64,
     bytes: f64,
     forwarded: bool,
 }
@@ -106,6 +108,8 @@ struct Simulation<'a> {
     element_bytes: f64,
     partial_bytes: f64,
     work: &'a Work,
+    /// The operation that `work` is a part of.
+    operation: &'a Work,
     messages: u64,
     steps: u64,
     local: LinkCosts,
@@ -129,14 +133,15 @@ struct Processor {
 /// Messages granted before the first of them has arrived: the executor's staging slots.
 const GRANTS_AHEAD: u64 = 4;
 
+/// Runs the work so many times; it may be a part of an operation, which determines memory cost.
 pub(super) fn run(
     schedule: &dyn Schedule,
     fabric: &Fabric,
-    work: &Work,
+    (work, operation): (&Work, &Work),
     scope: Scope,
-    operations: u32,
+    times: u32,
 ) -> Result<Outcome, SimulationError> {
-    let mut run = Simulation::new(schedule, fabric, work, scope, operations);
+    let mut run = Simulation::new(schedule, fabric, (work, operation), scope, times);
     let mut batch = Vec::new();
     let mut last = 0;
     while let Some(now) = run.queue.pop(&mut batch) {
@@ -149,7 +154,13 @@ pub(super) fn run(
 }
 
 impl<'a> Simulation<'a> {
-    fn new(schedule: &'a dyn Schedule, fabric: &'a Fabric, work: &'a Work, scope: Scope, operations: u32) -> Self {
+    fn new(
+        schedule: &'a dyn Schedule,
+        fabric: &'a Fabric,
+        (work, operation): (&'a Work, &'a Work),
+        scope: Scope,
+        times: u32,
+    ) -> Self {
         let shape = schedule.shape();
         let (strands, channels, slices) = (schedule.strands(), work.busy_channels(shape), work.slices(shape));
         let mut position = vec![0; shape.order.len()];
@@ -160,7 +171,7 @@ impl<'a> Simulation<'a> {
             Processor {
                 slowness: 1.0,
                 threads_left: channels * strands,
-                operations_left: operations.saturating_sub(1),
+                operations_left: times.saturating_sub(1),
                 ..Processor::default()
             };
             shape.order.len()
@@ -249,6 +260,7 @@ impl<'a> Simulation<'a> {
             element_bytes,
             partial_bytes,
             work,
+            operation,
             messages: 0,
             steps: 0,
             local,

@@ -269,14 +269,25 @@ fn show(waiting: &[Wait]) -> String {
 /// # Errors
 /// [`SimulationError`]: the plan does not match the fabric, or it is wrong.
 pub fn run(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Result<Outcome, SimulationError> {
+    run_part(schedule, fabric, work, work)
+}
+
+/// As [`run`], of work that is a part of an operation: memory costs as much as in that.
+fn run_part(
+    schedule: &dyn Schedule,
+    fabric: &Fabric,
+    work: &Work,
+    operation: &Work,
+) -> Result<Outcome, SimulationError> {
     fits(schedule, fabric)?;
+    let run = |scope| engine::run(schedule, fabric, (work, operation), scope, 1);
     if fabric.is_uniform()
         && symmetry::all_ranks_symmetric(schedule)
-        && let Ok(outcome) = engine::run(schedule, fabric, work, engine::Scope::Representative, 1)
+        && let Ok(outcome) = run(engine::Scope::Representative)
     {
         return Ok(outcome);
     }
-    engine::run(schedule, fabric, work, engine::Scope::All, 1)
+    run(engine::Scope::All)
 }
 
 /// Runs `schedule` over `fabric`, simulating every rank.
@@ -285,7 +296,7 @@ pub fn run(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Result<Outc
 /// As [`run`].
 pub fn run_every_rank(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Result<Outcome, SimulationError> {
     fits(schedule, fabric)?;
-    engine::run(schedule, fabric, work, engine::Scope::All, 1)
+    engine::run(schedule, fabric, (work, work), engine::Scope::All, 1)
 }
 
 /// Time per operation of many consecutive ones, ns: a rank begins the next one without waiting for
@@ -299,8 +310,8 @@ pub fn repeated_ns(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Res
         return predict_ns(schedule, fabric, work);
     }
     fits(schedule, fabric)?;
-    let time = |operations| {
-        let ran = engine::run(schedule, fabric, work, engine::Scope::All, operations);
+    let time = |times| {
+        let ran = engine::run(schedule, fabric, (work, work), engine::Scope::All, times);
         ran.map(|outcome| outcome.time.ns())
     };
     Ok((time(5)? - time(2)?) / 3.0)
@@ -314,7 +325,7 @@ pub fn repeated_ns(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Res
 pub fn predict_ns(schedule: &dyn Schedule, fabric: &Fabric, work: &Work) -> Result<f64, SimulationError> {
     let shape = schedule.shape();
     let (slices, channels) = (work.slices(shape), u64::from(work.busy_channels(shape)));
-    let time = |work: &Work| run(schedule, fabric, work).map(|outcome| outcome.time.ns());
+    let time = |part: &Work| run_part(schedule, fabric, part, work).map(|outcome| outcome.time.ns());
     if slices <= 12 * channels {
         return time(work);
     }

@@ -449,3 +449,24 @@ fn memory_bandwidth_is_shared() {
         assert!((took - expected).abs() < 0.1, "{took} and not {expected}");
     }
 }
+
+#[test]
+fn the_slices_of_a_long_operation_cost_what_its_memory_does() {
+    let rates = [(128 << 10, 0.1), (16 << 20, 0.4)];
+    let scale = Scale::of(&rates).unwrap();
+    let mut link = Link::soft_local();
+    link.simple.bytes = Some(ByteCosts {
+        resident: scale,
+        forwarded: scale,
+        reduced: scale,
+        isolated: scale,
+    });
+    let fabric = Fabric::one_host(2, link, COMPUTE);
+    let work = Work {
+        slice_bytes: 128 << 10,
+        ..work(32 << 20)
+    };
+    let took = predict_ns(&pair(true), &fabric, &work).unwrap();
+    let least = work.bytes as f64 * rates[1].1;
+    assert!((1.0..1.1).contains(&(took / least)), "{took} of {least}");
+}

@@ -2,7 +2,7 @@
 //!
 //! ```json
 //! {
-//!   "local":  {"mover": "receiver", "simple": {"alpha_ns": 900, "send_ns": 200, "receive_ns": 300, "beta_ns_per_byte": 0.04}, "ll": {…}, "ll128": {…}},
+//!   "local":  {"mover": "processors", "simple": {"alpha_ns": 900, "send_ns": 200, "receive_ns": 300, "beta_ns_per_byte": 0.04}, "ll": {…}, "ll128": {…}},
 //!   "remote": {…},
 //!   "compute": {"gamma_ns_per_byte": 0.05, "copy_ns_per_byte": 0.04, "begin_ns": 100},
 //!   "rules": [{"collective": "allreduce", "from_bytes": 65536, "to_bytes": 1048576, "ranks": 8,

@@ -204,7 +204,7 @@ mod tests {
             ll128: measured(310.0, 420.0, 1000.0, 0.0, [0.15; 3]),
         };
         assert!((calibration.begin_ns() - 300.0).abs() < 1e-6);
-        let link = calibration.link(DataMover::Receiver);
+        let link = calibration.link(DataMover::Processors);
         let near = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-6, "{found} and not {expected}");
         let MessageCost {
             alpha_ns,
@@ -253,7 +253,7 @@ mod tests {
             ll: wild,
             ll128: Messages::default(),
         };
-        let link = calibration.link(DataMover::Receiver);
+        let link = calibration.link(DataMover::Processors);
         for cost in [link.simple, link.ll, link.ll128] {
             let all = [
                 cost.alpha_ns,

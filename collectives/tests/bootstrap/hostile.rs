@@ -53,22 +53,20 @@ fn answer(serving: &RendezvousServer, bytes: &[u8]) -> Vec<u8> {
 #[test]
 fn garbage_is_rejected_and_the_group_forms() {
     let serving = serving(3);
-    let magic = b"doorbel\x02";
-    let cases: [Vec<u8>; 7] = [
+    let frame = |length: u32, bytes: &[u8]| [&PREAMBLE[..], &length.to_be_bytes(), bytes].concat();
+    let cases: [Vec<u8>; 6] = [
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
         vec![0xff; 4096],
-        // Another version; a length that exceeds memory; an empty message; an unknown kind.
-        [&b"doorbel\x01"[..], &[1, 0, 0, 0, 4]].concat(),
-        [&magic[..], &[0xff; 4]].concat(),
-        [&magic[..], &[0; 4], &[0; TAG]].concat(),
-        [&magic[..], &[1, 0, 0, 0, 99], &[0; TAG]].concat(),
-        // A reply is no hello.
-        [&magic[..], &[1, 0, 0, 0, 4], &[0; TAG]].concat(),
+        // Another version; a length that exceeds memory; an empty hello; one that proves nothing.
+        b"doorbel\x02\0\0\0\0".to_vec(),
+        frame(u32::MAX, &[]),
+        frame(0, &[]),
+        frame(72, &[0; 72]),
     ];
     for bytes in &cases {
         let said = answer(&serving, bytes);
-        let (_challenge, refusal) = said.split_at(12 + 1 + 32);
-        assert!(refusal.starts_with(magic) && refusal[12] == 7, "{bytes:?}: {said:?}");
+        let (_challenge, refusal) = said.split_at(8 + 4 + 1 + 32);
+        assert!(refusal[4] == REFUSAL, "{bytes:?}: {said:?}");
     }
     // One that disconnects silently.
     drop(connect(&serving));
@@ -176,7 +174,7 @@ fn through_a_proxy(serving: &RendezvousServer) -> (UniqueId, Receiver<()>) {
         let (front, _) = listener.accept().unwrap();
         let ends = (front.try_clone().unwrap(), behind.try_clone().unwrap());
         thread::spawn(move || copy(&mut &ends.0, &mut &ends.1));
-        (&front).write_all(&message(&read_message(&mut &behind))).unwrap();
+        (&front).write_all(&first(&read_first(&mut &behind))).unwrap();
         let mut byte = [0];
         (&behind).read_exact(&mut byte).unwrap();
         answered.send(()).unwrap();
@@ -201,18 +199,27 @@ fn a_dropped_rendezvous_informs_registered_ranks() {
     assert!(said.contains("rank 0 of 2 did not come"), "{said}");
 }
 
-/// A message of the bootstrap, without MAC.
-fn message(body: &[u8]) -> Vec<u8> {
-    [&b"doorbel\x02"[..], &(body.len() as u32).to_le_bytes(), body].concat()
+const PREAMBLE: [u8; 8] = *b"doorbel\x03";
+const CHALLENGE: u8 = 0;
+const REFUSAL: u8 = 1;
+const ACCEPT: u8 = 4;
+
+/// The first frame of a connection, behind the preamble.
+fn first(frame: &[u8]) -> Vec<u8> {
+    [&PREAMBLE[..], &(frame.len() as u32).to_be_bytes(), frame].concat()
 }
 
-/// Reads a message's body.
-fn read_message(stream: &mut impl Read) -> Vec<u8> {
-    let mut header = [0; 12];
-    stream.read_exact(&mut header).unwrap();
-    let mut body = vec![0; u32::from_le_bytes(header[8..].try_into().unwrap()) as usize];
-    stream.read_exact(&mut body).unwrap();
-    body
+fn read_first(stream: &mut impl Read) -> Vec<u8> {
+    stream.read_exact(&mut [0; 8]).unwrap();
+    read_frame(stream)
+}
+
+fn read_frame(stream: &mut impl Read) -> Vec<u8> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length).unwrap();
+    let mut frame = vec![0; u32::from_be_bytes(length) as usize];
+    stream.read_exact(&mut frame).unwrap();
+    frame
 }
 
 const TAG: usize = 32;
@@ -222,13 +229,13 @@ const TAG: usize = 32;
 fn impostor(listener: &TcpListener, mac: impl FnOnce(&[u8]) -> Vec<u8>) -> Vec<u8> {
     let (mut victim, _) = listener.accept().unwrap();
     victim.set_read_timeout(Some(super::TIMEOUT)).unwrap();
-    victim.write_all(&message(&[&[6][..], &[7; 32]].concat())).unwrap();
-    let body = read_message(&mut victim);
-    let mut tag = [0; TAG];
-    victim.read_exact(&mut tag).unwrap();
-    let accept = [message(&[4]), mac(&tag)].concat();
+    victim
+        .write_all(&first(&[&[CHALLENGE][..], &[7; 32]].concat()))
+        .unwrap();
+    let mut sent = read_first(&mut victim);
+    let accept = [&[ACCEPT][..], &mac(sent.last_chunk::<TAG>().unwrap())].concat();
+    victim.write_all(&(accept.len() as u32).to_be_bytes()).unwrap();
     victim.write_all(&accept).unwrap();
-    let mut sent = [&body[..], &tag].concat();
     victim.read_to_end(&mut sent).unwrap_or_default();
     sent
 }
@@ -277,24 +284,21 @@ fn a_replayed_registration_is_refused() {
         });
         let (mut front, _) = listener.accept().unwrap();
         let mut behind = connect(&serving);
-        let challenge = read_message(&mut behind);
-        front.write_all(&message(&challenge)).unwrap();
-        let hello = read_message(&mut front);
-        let mut tag = [0; TAG];
-        front.read_exact(&mut tag).unwrap();
-        let hello = [message(&hello), tag.to_vec()].concat();
+        let challenge = read_first(&mut behind);
+        front.write_all(&first(&challenge)).unwrap();
+        let hello = first(&read_first(&mut front));
         // To the connection that it was made for, it is a registration.
         behind.write_all(&hello).unwrap();
-        assert_eq!(read_message(&mut behind), [4]);
+        assert_eq!(read_frame(&mut behind)[0], ACCEPT);
         drop((front, listener));
         assert!(victim.join().unwrap().is_some());
         hello
     };
     let mut replay = connect(&serving);
-    read_message(&mut replay);
+    read_first(&mut replay);
     replay.write_all(&recorded).unwrap();
-    let said = read_message(&mut replay);
-    assert_eq!(said[0], 7);
+    let said = read_frame(&mut replay);
+    assert_eq!(said[0], REFUSAL);
     assert!(
         said.ends_with(b"it does not prove the group's secret"),
         "{}",

@@ -45,7 +45,8 @@ impl Buffers {
 
 /// Bytes of the buffers' memory: the same on all ranks, so that it can be registered.
 pub(crate) fn bytes<T: Number>(case: &Case) -> usize {
-    (case.count as usize * T::TYPE.bytes() * 2 * case.ranks as usize).max(8)
+    // The parts of all-to-all-v have up to half more than the count.
+    ((case.count + 1) as usize * T::TYPE.bytes() * 3 * case.ranks as usize).max(8)
 }
 
 impl<M: Shareable> Buffers<M> {
@@ -135,7 +136,7 @@ pub(crate) fn once_in<T: Number, M: Shareable>(
     }
     for seed in 0..2 {
         buffers.fill::<T>(rank, seed, stream);
-        gpu.enqueue(&call::<T, _>(buffers, case, op, rank), stream).unwrap();
+        enqueue::<T, _>(gpu, stream, case, op, buffers);
         let output = buffers.read::<T>(stream);
         let wrong = case.count_wrong(op, rank, seed, &output);
         assert_eq!(
@@ -148,6 +149,28 @@ pub(crate) fn once_in<T: Number, M: Shareable>(
     if registered {
         gpu.deregister(&buffers.memory);
     }
+}
+
+fn enqueue<T: Number, M: Shareable>(
+    gpu: &GpuCommunicator,
+    stream: &Stream,
+    case: &Case,
+    op: ReduceOp,
+    buffers: &Buffers<M>,
+) {
+    let rank = gpu.rank();
+    let enqueued = match (case.collective, buffers.input(), buffers.output()) {
+        (Collective::AllToAllV, Some(input), Some(output)) => {
+            let counts = |part: &dyn Fn(Rank) -> u64| -> Vec<usize> {
+                (0..case.ranks).map(|peer| part(Rank(peer)) as usize).collect()
+            };
+            let send = counts(&|to| case.part(rank, to));
+            let receive = counts(&|from| case.part(from, rank));
+            gpu.all_to_all_v((input, &send), (output, &receive), T::TYPE, stream)
+        }
+        _ => gpu.enqueue(&call::<T, _>(buffers, case, op, rank), stream),
+    };
+    enqueued.unwrap();
 }
 
 pub(crate) fn call<'a, T: Number, M: Shareable>(

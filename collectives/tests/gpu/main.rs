@@ -9,5 +9,6 @@ mod failures;
 mod faults;
 mod gpus;
 mod graphs;
+mod groups;
 mod many;
 mod split;

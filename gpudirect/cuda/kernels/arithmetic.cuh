@@ -7,6 +7,7 @@
 #pragma once
 
 #include "convert.cuh"
+#include "divisor_arguments.cuh"
 
 namespace doorbell {
 
@@ -49,8 +50,12 @@ struct Signed {
         return static_cast<Raw>(wide);
     }
 
+    DOORBELL_EVERYWHERE static Wide truncate(Wide sum) {
+        return static_cast<S>(sum);
+    }
+
     DOORBELL_EVERYWHERE static Wide divide(Wide sum, uint32_t ranks) {
-        const Wide value = static_cast<S>(sum);
+        const Wide value = truncate(sum);
         const U magnitude = value < 0 ? U(0) - static_cast<U>(value) : static_cast<U>(value);
         const U quotient = magnitude / ranks;
         return static_cast<Wide>(value < 0 ? U(0) - quotient : quotient);
@@ -63,8 +68,12 @@ struct I64 : Signed<uint64_t, int64_t, int64_t, uint64_t> {};
 struct U32 : Integer<uint32_t, uint32_t> {};
 struct U64 : Integer<uint64_t, uint64_t> {};
 struct U8 : Integer<uint8_t, uint32_t> {
+    DOORBELL_EVERYWHERE static Wide truncate(Wide sum) {
+        return sum & 0xff;
+    }
+
     DOORBELL_EVERYWHERE static Wide divide(Wide sum, uint32_t ranks) {
-        return (sum & 0xff) / ranks;
+        return truncate(sum) / ranks;
     }
 };
 
@@ -174,6 +183,85 @@ struct Group<T, true> {
             words.word[i / PAIRS] |= encode_pair<Format>({wide[2 * i], wide[2 * i + 1]}) << i % PAIRS * BITS;
         }
         return words;
+    }
+};
+
+// Division of the sums of a thread, with the bits of `T::divide`.
+template <class T, bool NARROW = T::NARROW, int BYTES = sizeof(typename T::Raw)>
+struct Division {
+    template <int GROUPS, int COUNT>
+    DOORBELL_EVERYWHERE static void all(typename T::Wide (&sums)[GROUPS][COUNT], const Divisor &divisor) {
+        #pragma unroll
+        for (int u = 0; u < GROUPS; u++) {
+            #pragma unroll
+            for (int i = 0; i < COUNT; i++) sums[u][i] = T::divide(sums[u][i], divisor.ranks);
+        }
+    }
+};
+
+// The product of an integer of 8 bits rounds down to the quotient; one is added below zero.
+template <class T>
+struct Division<T, false, 1> {
+    template <int GROUPS, int COUNT>
+    DOORBELL_EVERYWHERE static void all(typename T::Wide (&sums)[GROUPS][COUNT], const Divisor &divisor) {
+        #pragma unroll
+        for (int u = 0; u < GROUPS; u++) {
+            #pragma unroll
+            for (int i = 0; i < COUNT; i++) {
+                const int32_t value = T::truncate(sums[u][i]);
+                sums[u][i] = (value * static_cast<int32_t>(divisor.high) >> 16) + (value < 0);
+            }
+        }
+    }
+};
+
+DOORBELL_EVERYWHERE float fused(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+    return __fmaf_rn(a, b, c);
+#else
+    return __builtin_fmaf(a, b, c);
+#endif
+}
+
+// By two operations per element. As `high` is less than the reciprocal, infinities and the signs of
+// zeros are kept. A quotient is at least 1 / (2 * ranks) units in the last place from the middle
+// between two floats, and the error of the product is less than 2^-22 of them unless `sum * low` is
+// subnormal. That matters for quotients that are not stored as zero, so for bf16 alone.
+template <class T, int BYTES>
+struct Division<T, true, BYTES> {
+    static constexpr uint32_t MOST_RANKS = 1 << 20;
+    // The bits of 2^-64.
+    static constexpr uint32_t LEAST = exponent(-64);
+    static constexpr bool IS_WIDE = T::Format::EXPONENT_BITS == 8;
+
+    template <int GROUPS, int COUNT>
+    DOORBELL_EVERYWHERE static bool is_product(const float (&sums)[GROUPS][COUNT], uint32_t ranks) {
+        bool is_product = ranks <= MOST_RANKS;
+        if constexpr (IS_WIDE) {
+            // Zero wraps to the greatest.
+            uint32_t least = ~0u;
+            #pragma unroll
+            for (int u = 0; u < GROUPS; u++) {
+                #pragma unroll
+                for (int i = 0; i < COUNT; i++) least = least_of(least, 2 * bits_as<uint32_t>(sums[u][i]) - 1);
+            }
+            is_product = is_product && least >= 2 * LEAST - 1;
+        }
+        return is_product;
+    }
+
+    template <int GROUPS, int COUNT>
+    DOORBELL_EVERYWHERE static void all(float (&sums)[GROUPS][COUNT], const Divisor &divisor) {
+        const float high = bits_as<float>(divisor.high), low = bits_as<float>(divisor.low);
+        if (!is_product(sums, divisor.ranks)) {
+            Division<T, false, 0>::all(sums, divisor);
+            return;
+        }
+        #pragma unroll
+        for (int u = 0; u < GROUPS; u++) {
+            #pragma unroll
+            for (int i = 0; i < COUNT; i++) sums[u][i] = fused(sums[u][i], high, sums[u][i] * low);
+        }
     }
 };
 

@@ -58,21 +58,8 @@ struct Collective {
         return op.arenas[of] + op.fifos + (uint64_t(fifo) * op.slots + (number & (op.slots - 1))) * op.slot_bytes;
     }
 
-    // Waits until the count is reached; false if stopped.
     DOORBELL_INSIDE bool await(uint64_t word, uint32_t until, uint32_t &seen) {
-        uint32_t known = seen;
-        #pragma unroll 1
-        for (uint32_t looks = 1; static_cast<int32_t>(known - until) < 0; looks++) {
-            known = load_acquire<uint32_t>(word);
-            if (looks % 1024 == 0 && must_stop()) return false;
-            relax();
-        }
-        seen = known;
-        return true;
-    }
-
-    DOORBELL_INSIDE bool must_stop() const {
-        return op.stop != 0 && load_raw<uint32_t>(op.stop) != 0;
+        return await_count(word, until, seen, op.stop);
     }
 
     // Messages to and from a peer per slice.
@@ -136,49 +123,9 @@ struct Collective {
         if (LINES && kind != RECEIVED && kind != THEIR_SLOT) block.lines[index] = 0;
     }
 
-    template <int BYTES>
-    DOORBELL_INSIDE void move_units(uint64_t from, const uint64_t *targets, uint32_t count, uint64_t offset, uint32_t units) {
-        const uint32_t stride = blockDim.x, thread = threadIdx.x;
-        #pragma unroll 1
-        for (uint32_t first = 0; first < units; first += DOORBELL_MOVES * stride) {
-            const uint32_t at = first + thread;
-            Words words[DOORBELL_MOVES];
-            #pragma unroll
-            for (int u = 0; u < DOORBELL_MOVES; u++) words[u] = load_or_zero<BYTES>(from + offset + uint64_t(at + u * stride) * BYTES, at + u * stride < units);
-            #pragma unroll 1
-            for (uint32_t target = 0; target < count; target++) {
-                const uint64_t into = targets[target] + offset;
-                #pragma unroll
-                for (int u = 0; u < DOORBELL_MOVES; u++) store_words<BYTES>(into + uint64_t(at + u * stride) * BYTES, words[u], at + u * stride < units);
-            }
-        }
-    }
-
     DOORBELL_INSIDE void move(const Body &body, uint32_t elements) {
         const uint32_t bytes = elements * static_cast<uint32_t>(body.partial && T::NARROW ? 4 : sizeof(Raw));
-        const uint64_t from = block.addresses[body.first], *targets = &block.addresses[body.first + 1];
-        uint64_t differing = 0;
-        #pragma unroll 1
-        for (uint32_t target = 0; target < body.targets; target++) differing |= from ^ targets[target];
-        const uint32_t unit = (differing & 15) == 0 ? 16 : (differing & 3) == 0 ? 4 : 1;
-        uint32_t head = static_cast<uint32_t>(-from) & (unit - 1);
-        if (head > bytes) head = bytes;
-        const uint32_t units = (bytes - head) / unit, middle = units * unit;
-        if (unit == 16) {
-            move_units<16>(from, targets, body.targets, head, units);
-        } else if (unit == 4) {
-            move_units<4>(from, targets, body.targets, head, units);
-        } else {
-            head = bytes;
-        }
-        const uint32_t single = head == bytes ? bytes : bytes - middle;
-        #pragma unroll 1
-        for (uint32_t i = threadIdx.x; i < single; i += blockDim.x) {
-            const uint32_t at = i < head ? i : i + middle;
-            const uint8_t byte = load_raw<uint8_t>(from + at);
-            #pragma unroll 1
-            for (uint32_t target = 0; target < body.targets; target++) store_raw<uint8_t>(targets[target] + at, byte);
-        }
+        move_bytes(block.addresses[body.first], &block.addresses[body.first + 1], body.targets, bytes);
     }
 
     // Whether an operand is partial results, or scaled input.
@@ -490,7 +437,7 @@ struct Collective {
                 data[k][1] = found[k].data[1];
             }
             if (all) return true;
-            if (looks % 1024 == 0 && must_stop()) {
+            if (looks % 1024 == 0 && must_stop(op.stop)) {
                 block.stopped = 1;
                 return false;
             }

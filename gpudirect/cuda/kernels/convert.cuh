@@ -61,6 +61,7 @@ DOORBELL_EVERYWHERE uint32_t least_of(uint32_t a, uint32_t b) {
 struct F16 {
     using Raw = uint16_t;
     static constexpr uint32_t NAN_BITS = 0x7e00;
+    static constexpr int EXPONENT_BITS = 5;
 
     DOORBELL_EVERYWHERE static float decode(uint32_t bits) {
         const uint32_t shifted = (bits & 0x7fff) << 13;
@@ -77,6 +78,7 @@ struct F16 {
 struct Bf16 {
     using Raw = uint16_t;
     static constexpr uint32_t NAN_BITS = 0x7fc0;
+    static constexpr int EXPONENT_BITS = 8;
 
     DOORBELL_EVERYWHERE static float decode(uint32_t bits) {
         return bits_as<float>(bits << 16);
@@ -91,6 +93,7 @@ struct Bf16 {
 struct F8E4M3 {
     using Raw = uint8_t;
     static constexpr uint32_t NAN_BITS = 0x7f;
+    static constexpr int EXPONENT_BITS = 4;
 
     DOORBELL_EVERYWHERE static float decode(uint32_t bits) {
         const uint32_t shifted = (bits & 0x7f) << 20;
@@ -106,6 +109,7 @@ struct F8E4M3 {
 struct F8E5M2 {
     using Raw = uint8_t;
     static constexpr uint32_t NAN_BITS = 0x7f;
+    static constexpr int EXPONENT_BITS = 5;
 
     // The upper byte of a binary16.
     DOORBELL_EVERYWHERE static float decode(uint32_t bits) {
@@ -129,10 +133,12 @@ DOORBELL_EVERYWHERE Pair decode_pair(uint32_t bits) {
     return {F::decode(bits & mask), F::decode(bits >> width & mask)};
 }
 
-// Rounded by hardware; NaNs are unspecified.
+// Rounds, with the canonical NaN.
 template <class F>
-DOORBELL_EVERYWHERE uint32_t round_pair(Pair pair) {
-    return F::encode(pair.low) | F::encode(pair.high) << 8 * sizeof(typename F::Raw);
+DOORBELL_EVERYWHERE uint32_t encode_pair(Pair pair) {
+    const uint32_t low = pair.low != pair.low ? F::NAN_BITS : F::encode(pair.low);
+    const uint32_t high = pair.high != pair.high ? F::NAN_BITS : F::encode(pair.high);
+    return low | high << 8 * sizeof(typename F::Raw);
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -148,24 +154,29 @@ DOORBELL_EVERYWHERE Pair decode_pair<Bf16>(uint32_t bits) {
     return {bits_as<float>(bits << 16), bits_as<float>(bits & 0xffff0000)};
 }
 
+// The conversion stores a NaN as 0x7fff; both halves are compared at once.
 template <>
-DOORBELL_EVERYWHERE uint32_t round_pair<F16>(Pair pair) {
-    uint32_t bits;
+DOORBELL_EVERYWHERE uint32_t encode_pair<F16>(Pair pair) {
+    uint32_t bits, nans;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(pair.high), "f"(pair.low));
-    return bits;
-}
-
-template <>
-DOORBELL_EVERYWHERE uint32_t round_pair<Bf16>(Pair pair) {
-    uint32_t bits;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(pair.high), "f"(pair.low));
-    return bits;
+    asm("set.nan.u32.f16x2 %0, %1, %1;" : "=r"(nans) : "r"(bits));
+    return (bits & ~nans) | (nans & F16::NAN_BITS * 0x10001);
 }
 
 // The upper byte of a binary16, whose infinities and NaNs are E5M2's.
 template <>
 DOORBELL_EVERYWHERE Pair decode_pair<F8E5M2>(uint32_t bits) {
     return decode_pair<F16>((bits & 0xff) << 8 | (bits & 0xff00) << 16);
+}
+#endif
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+template <>
+DOORBELL_EVERYWHERE uint32_t encode_pair<Bf16>(Pair pair) {
+    uint32_t bits, nans;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(pair.high), "f"(pair.low));
+    asm("set.nan.u32.bf16x2 %0, %1, %1;" : "=r"(nans) : "r"(bits));
+    return (bits & ~nans) | (nans & Bf16::NAN_BITS * 0x10001);
 }
 #endif
 
@@ -177,29 +188,20 @@ DOORBELL_EVERYWHERE Pair decode_pair<F8E4M3>(uint32_t bits) {
     return decode_pair<F16>(halves);
 }
 
+// These conversions store a NaN as 0x7f.
 template <>
-DOORBELL_EVERYWHERE uint32_t round_pair<F8E4M3>(Pair pair) {
+DOORBELL_EVERYWHERE uint32_t encode_pair<F8E4M3>(Pair pair) {
     uint16_t bits;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(pair.high), "f"(pair.low));
     return bits;
 }
 
 template <>
-DOORBELL_EVERYWHERE uint32_t round_pair<F8E5M2>(Pair pair) {
+DOORBELL_EVERYWHERE uint32_t encode_pair<F8E5M2>(Pair pair) {
     uint16_t bits;
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(pair.high), "f"(pair.low));
     return bits;
 }
 #endif
-
-// Rounds, with the canonical NaN.
-template <class F>
-DOORBELL_EVERYWHERE uint32_t encode_pair(Pair pair) {
-    constexpr int width = 8 * sizeof(typename F::Raw);
-    constexpr uint32_t mask = (1u << width) - 1;
-    uint32_t bits = round_pair<F>(pair);
-    bits = pair.low != pair.low ? (bits & ~mask) | F::NAN_BITS : bits;
-    return pair.high != pair.high ? (bits & mask) | F::NAN_BITS << width : bits;
-}
 
 }  // namespace doorbell

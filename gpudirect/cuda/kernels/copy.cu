@@ -8,6 +8,7 @@
 // Everything that differs between launches is in host memory, so that a launch is that of a graph,
 // at half the cost. A poll over the bus takes a microsecond, so one poll reads a whole command, of
 // which each word is validated by its lap number (`turn`).
+#include "copy_arguments.cuh"
 #include "memory.cuh"
 
 namespace doorbell {
@@ -21,17 +22,6 @@ constexpr uint64_t VALUE = (uint64_t(1) << 56) - 1;
 // without a command, and in total; the number of the launch, from 1; and the first command without
 // lap numbers, of length 0 if there is none.
 enum Beginning : uint32_t { REVOKED, NUMBER, PATIENCE, LIFE, LAUNCH, FIRST, BEGINNING = FIRST + PARTS };
-
-struct Small {
-    // 64 bytes each.
-    uint64_t commands;
-    uint64_t beginning;
-    // `done`, the last executed command; at 8, `left`, the last exited launch; at 16, `begun`, set
-    // when a launch begins.
-    uint64_t words;
-    // Slots of the ring: a power of two.
-    uint64_t slots;
-};
 
 // Laps run from 1 to 255, as memory is initially 0; command numbers start at 1.
 DOORBELL_EVERYWHERE uint64_t turn_of(uint64_t number, uint64_t slots) {

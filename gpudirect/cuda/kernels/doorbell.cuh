@@ -22,28 +22,9 @@
 #pragma once
 
 #include "memory.cuh"
+#include "queue_arguments.cuh"
 
 namespace doorbell {
-
-// Passed by value: `DeviceQueue` in gpudirect/src/proxy/queue.rs.
-struct Queue {
-    // In host memory: descriptors; counts of consumed and completed ones; the first failure,
-    // followed by whether the proxy has stopped.
-    uint64_t slots;
-    uint64_t consumed;
-    uint64_t completed;
-    uint64_t failed;
-    // In device memory: the number of requests, and the last value read of `consumed`.
-    uint64_t head;
-    uint64_t seen;
-    // The local part of the heap, and the local signals.
-    uint64_t heap;
-    uint64_t signals;
-    uint32_t mask;
-    uint32_t shift;
-    uint32_t rank;
-    uint32_t ranks;
-};
 
 enum Kind : uint32_t { NOTHING = 0, SET = 1, ADD = 2 };
 

@@ -1,57 +1,16 @@
-// The argument of a collective's launch, and the state that its blocks share, with each other and
-// with other ranks.
+// What the argument of a collective's launch encodes, and the state that its blocks share, with each
+// other and with other ranks.
 #pragma once
 
-#include "lines.cuh"
+#include "block.cuh"
+#include "collective_arguments.cuh"
 
 namespace doorbell {
 
-// Layout version of the argument: `VERSION` in collectives/src/gpu/program.rs.
-constexpr uint64_t PROGRAM_VERSION = 2;
-constexpr int MOST_RANKS = 16;
-constexpr int MOST_WORDS = 400;
 constexpr int MOST_OPERANDS = 64;
 constexpr int MOST_BODIES = 24;
-constexpr int MOST_BLOCK = 512;
 
-// The launch argument: `Arguments` in collectives/src/gpu/program.rs.
-struct Operation {
-    uint64_t version;
-    uint64_t input;
-    uint64_t output;
-    // The address of a word that is set to nonzero to end all waits.
-    uint64_t stop;
-    // By rank: its arena, and its output if mapped.
-    uint64_t arenas[MOST_RANKS];
-    uint64_t outputs[MOST_RANKS];
-    // Offsets in an arena: flags, counts, FIFOs, scratch memory.
-    uint64_t flags;
-    uint64_t counts;
-    uint64_t fifos;
-    uint64_t scratch;
-    // Elements of a slice, and of the longest data block.
-    uint64_t slice;
-    uint64_t longest;
-    // The bits of the scalar by which input is multiplied, in the accumulator type.
-    uint64_t scalar;
-    uint32_t rank;
-    uint32_t ranks;
-    uint32_t strands;
-    // Slots per FIFO, a power of two; bytes per slot; thread blocks with FIFOs.
-    uint32_t slots;
-    uint32_t slot_bytes;
-    uint32_t blocks;
-    // Bytes of a scratch block, and scratch blocks per thread block.
-    uint32_t scratch_bytes;
-    uint32_t scratch_blocks;
-    // Shares of data blocks begin at multiples of this many elements.
-    uint32_t granule;
-    uint32_t divisor;
-    // An `Operator`, and padding.
-    uint32_t function;
-    uint32_t reserved;
-    uint64_t program[MOST_WORDS];
-};
+static_assert(sizeof(Operation::arenas) == MOST_RANKS * sizeof(uint64_t), "the ranks of the argument");
 
 // Written by a peer for a block.
 struct Flags {
@@ -74,9 +33,7 @@ struct Counts {
 };
 constexpr uint64_t COUNTS = 32;
 
-// Bits of words signaled only in the last slice, of late words, and of late bodies.
-constexpr uint64_t LAST = 1 << 4;
-constexpr uint64_t WORD_LATE = 1 << 5;
+// The bit of late bodies.
 constexpr int BODY_LATE = 63;
 // Bits of groups with early, and with late, parts.
 constexpr int GROUP_EARLY = 48;
@@ -97,10 +54,7 @@ struct Block {
     uint32_t stopped;
 };
 
-// Groups in flight per thread, for copies and for reductions.
-#ifndef DOORBELL_MOVES
-#define DOORBELL_MOVES 4
-#endif
+// Groups in flight per thread, for reductions.
 #ifndef DOORBELL_UNROLL
 #define DOORBELL_UNROLL 2
 #endif

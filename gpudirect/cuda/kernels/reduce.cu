@@ -5,38 +5,17 @@
 // 8-bit floats). The target may be one of the sources, in the same form.
 //
 // The launch divides elements into a head up to 16-byte alignment of every memory, groups of 16
-// bytes, and a tail; all is head if nothing aligns every memory. A block takes tiles of UNROLL
+// bytes, and a tail. If nothing aligns every memory, groups are of 4 bytes (8 for elements of 8) and
+// the target alone is aligned; with partial results all is head then. A block takes tiles of some
 // groups per thread with the grid's stride, so the grid may have a block per tile or fewer.
 //
 // Built by `cargo xtask kernels`; for the CPU by the stand-in (host.cuh): threads neither wait nor
 // read each other's writes.
 #define DOORBELL_THREADS_APART
 #include "memory.cuh"
+#include "reduce_arguments.cuh"
 
 namespace doorbell {
-
-constexpr int MOST_SOURCES = 8;
-// Per block.
-constexpr int MOST_THREADS = 512;
-
-// The launch argument: `Arguments` in gpudirect/cuda/src/reduce/plan.rs.
-struct Arguments {
-    uint64_t sources[MOST_SOURCES];
-    // For scaled sums: the bits of each source's scalar, in the accumulator type. Partial results
-    // are not scaled.
-    uint64_t scalars[MOST_SOURCES];
-    uint64_t into;
-    uint64_t elements;
-    // Elements before the first group, and the number of groups.
-    uint64_t head;
-    uint64_t groups;
-    uint32_t count;
-    // A bit per source that is partial results, and one above them for the target.
-    uint32_t partials;
-    // For averages.
-    uint32_t divisor;
-    uint32_t reserved;
-};
 
 // Groups of a source in flight per thread, for types of 2 bytes and more; and resident blocks of
 // MOST_THREADS for which registers must suffice. Other values: `cargo xtask kernels --unroll 4
@@ -61,19 +40,40 @@ template <class T, class Op>
 struct Reduction {
     using Raw = typename T::Raw;
     using Wide = typename T::Wide;
-    static constexpr int ELEMENTS = Group<T>::ELEMENTS;
     // Units of four elements, where some operands are partial results.
     static constexpr int QUADS = 4;
-    // 16 elements of one byte take as many accumulator registers.
-    static constexpr int UNROLL = sizeof(Raw) == 1 ? (DOORBELL_UNROLL + 1) / 2 : DOORBELL_UNROLL;
 
-    DOORBELL_EVERYWHERE static void load(Words (&words)[UNROLL], uint64_t from, uint64_t at, uint32_t stride, uint64_t end) {
-        #pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            const uint64_t group = at + u * stride;
-            words[u] = load_words<16>(from + group * sizeof(Words), group < end);
+    // Groups of a source in flight per thread: `unroll` in gpudirect/cuda/src/reduce/plan.rs.
+    // 16 elements of one byte take as many accumulator registers.
+    template <int BYTES>
+    static constexpr int UNROLLED = BYTES == 16 ? (sizeof(Raw) == 1 ? (DOORBELL_UNROLL + 1) / 2 : DOORBELL_UNROLL) : sizeof(Raw) == 4 ? 8 : 4;
+
+    // Groups of a source, which begin in the middle of a word if elements are shorter: the word's
+    // successor is loaded as well then, to `word[1]`.
+    template <int BYTES>
+    struct Source {
+        static constexpr int UNROLL = UNROLLED<BYTES>;
+        static constexpr bool SHIFTS = BYTES > sizeof(Raw) && BYTES < 16;
+        Words words[UNROLL];
+        uint32_t shift;
+
+        DOORBELL_EVERYWHERE void load(uint64_t from, uint64_t at, uint32_t stride, uint64_t end) {
+            shift = SHIFTS ? from % BYTES : 0;
+            #pragma unroll
+            for (int u = 0; u < UNROLL; u++) {
+                const uint64_t group = at + u * stride;
+                const uint64_t address = from - shift + group * BYTES;
+                words[u] = load_words<BYTES>(address, group < end);
+                if constexpr (SHIFTS) words[u].word[1] = load_words<4>(address + 4, group < end && shift != 0).word[0];
+            }
         }
-    }
+
+        DOORBELL_EVERYWHERE Words group(int u) const {
+            Words group = words[u];
+            if constexpr (SHIFTS) group.word[0] = (static_cast<uint64_t>(group.word[1]) << 32 | group.word[0]) >> 8 * shift;
+            return group;
+        }
+    };
 
     template <int COUNT>
     DOORBELL_EVERYWHERE static void combine(Wide (&sum)[COUNT], const Words &words, const Arguments &arguments, uint32_t source) {
@@ -99,18 +99,11 @@ struct Reduction {
         }
     }
 
-    template <int GROUPS, int COUNT>
-    DOORBELL_EVERYWHERE static void finish(Wide (&sums)[GROUPS][COUNT], uint32_t divisor) {
-        #pragma unroll
-        for (int u = 0; u < GROUPS; u++) {
-            #pragma unroll
-            for (int i = 0; i < COUNT; i++) sums[u][i] = T::divide(sums[u][i], divisor);
-        }
-    }
-
     // Groups of elements alone. Loads of two sources are all issued before the first is used; no
     // branch may lie between, as the assembler moves work before it that waits.
+    template <int BYTES>
     DOORBELL_EVERYWHERE static void groups(const Arguments &arguments) {
+        constexpr int UNROLL = UNROLLED<BYTES>, ELEMENTS = BYTES / sizeof(Raw);
         const uint64_t offset = arguments.head * sizeof(Raw);
         const uint32_t stride = blockDim.x;
         const uint64_t tile = uint64_t(UNROLL) * stride;
@@ -121,21 +114,21 @@ struct Reduction {
             #pragma unroll 1
             for (uint32_t source = 0; source < arguments.count; source += 2) {
                 const bool two = source + 1 < arguments.count;
-                Words one[UNROLL], other[UNROLL];
-                load(one, arguments.sources[source] + offset, at, stride, arguments.groups);
-                load(other, arguments.sources[two ? source + 1 : source] + offset, at, stride, two ? arguments.groups : 0);
+                Source<BYTES> one, other;
+                one.load(arguments.sources[source] + offset, at, stride, arguments.groups);
+                other.load(arguments.sources[two ? source + 1 : source] + offset, at, stride, two ? arguments.groups : 0);
                 #pragma unroll
-                for (int u = 0; u < UNROLL; u++) combine(sums[u], one[u], arguments, source);
+                for (int u = 0; u < UNROLL; u++) combine(sums[u], one.group(u), arguments, source);
                 if (two) {
                     #pragma unroll
-                    for (int u = 0; u < UNROLL; u++) combine(sums[u], other[u], arguments, source + 1);
+                    for (int u = 0; u < UNROLL; u++) combine(sums[u], other.group(u), arguments, source + 1);
                 }
             }
-            if constexpr (Op::DIVIDED) finish(sums, arguments.divisor);
+            if constexpr (Op::DIVIDED) Division<T>::all(sums, arguments.divisor);
             #pragma unroll
             for (int u = 0; u < UNROLL; u++) {
                 const uint64_t group = at + u * stride;
-                store_words<16>(arguments.into + offset + group * sizeof(Words), Group<T>::encode(sums[u]), group < arguments.groups);
+                store_words<BYTES>(arguments.into + offset + group * BYTES, Group<T>::encode(sums[u]), group < arguments.groups);
             }
         }
     }
@@ -144,7 +137,7 @@ struct Reduction {
     // threads access neighbouring bytes of either form.
     DOORBELL_EVERYWHERE static void mixed_groups(const Arguments &arguments) {
         constexpr int BYTES = 4 * sizeof(Raw);
-        const uint64_t quads = arguments.groups * (ELEMENTS / 4);
+        const uint64_t quads = arguments.groups * (Group<T>::ELEMENTS / 4);
         const uint32_t stride = blockDim.x;
         const uint64_t tile = uint64_t(QUADS) * stride;
         for (uint64_t first = blockIdx.x * tile; first < quads; first += gridDim.x * tile) {
@@ -181,7 +174,7 @@ struct Reduction {
                     store_words<16>(into + (at + u * stride) * 16, words, at + u * stride < quads);
                 }
             } else {
-                if constexpr (Op::DIVIDED) finish(sums, arguments.divisor);
+                if constexpr (Op::DIVIDED) Division<T>::all(sums, arguments.divisor);
                 const uint64_t into = arguments.into + arguments.head * sizeof(Raw);
                 #pragma unroll
                 for (int u = 0; u < QUADS; u++) {
@@ -192,7 +185,7 @@ struct Reduction {
     }
 
     DOORBELL_EVERYWHERE static void elements(const Arguments &arguments) {
-        const uint64_t grouped = arguments.groups * ELEMENTS, single = arguments.elements - grouped;
+        const uint64_t grouped = arguments.groups * (arguments.group / sizeof(Raw)), single = arguments.elements - grouped;
         const uint64_t total = uint64_t(gridDim.x) * blockDim.x;
         for (uint64_t i = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < single; i += total) {
             const uint64_t at = i < arguments.head ? i : i + grouped;
@@ -214,20 +207,19 @@ struct Reduction {
                     continue;
                 }
             }
-            if constexpr (Op::DIVIDED) sum = T::divide(sum, arguments.divisor);
+            if constexpr (Op::DIVIDED) sum = T::divide(sum, arguments.divisor.ranks);
             store_raw(arguments.into + at * sizeof(Raw), T::encode(sum));
         }
     }
 
     DOORBELL_EVERYWHERE static void all(const Arguments &arguments) {
-        if constexpr (T::NARROW) {
-            if (arguments.partials != 0) {
-                mixed_groups(arguments);
-            } else {
-                groups(arguments);
-            }
+        constexpr int NARROWER = sizeof(Raw) == 8 ? 8 : 4;
+        if (T::NARROW && arguments.partials != 0) {
+            if constexpr (T::NARROW) mixed_groups(arguments);
+        } else if (arguments.group == 16) {
+            groups<16>(arguments);
         } else {
-            groups(arguments);
+            groups<NARROWER>(arguments);
         }
         elements(arguments);
     }

@@ -17,53 +17,11 @@
 //
 // Built by `cargo xtask kernels`; for the host as in host.cuh.
 #include "operation.cuh"
+#include "small_arguments.cuh"
 
 namespace doorbell {
 
-// Layout version of the argument: `VERSION` in collectives/src/gpu/small.rs.
-constexpr uint64_t SMALL_VERSION = 1;
-// Slots of a block per other rank: a power of two.
-constexpr uint32_t DEPTH = 4;
-constexpr uint32_t LINE_BYTES = 8;
-
-// The launch argument: `Arguments` in collectives/src/gpu/small.rs.
-struct Small {
-    uint64_t version;
-    uint64_t input;
-    uint64_t output;
-    // The address of a word that is set to nonzero to end all waits.
-    uint64_t stop;
-    uint64_t arenas[MOST_RANKS];
-    // Offsets in an arena: the blocks' states, and their slots.
-    uint64_t states;
-    uint64_t slots;
-    // Bytes from the data for, and from, one rank to that of the next.
-    uint64_t input_step;
-    uint64_t output_step;
-    // The bits of the scalar by which input is multiplied, in the accumulator type.
-    uint64_t scalar;
-    // Bytes of a message, or with `part`, of the whole.
-    uint32_t bytes;
-    uint32_t rank;
-    uint32_t ranks;
-    // Bit sets of the ranks that this one sends to, and uses data of (possibly its own).
-    uint32_t sends;
-    uint32_t gets;
-    // Bit set of the ranks to which this one forwards its part, and whose parts it receives.
-    uint32_t forwards;
-    // Whether this rank receives from every other one.
-    uint32_t hears_all;
-    uint32_t slot_bytes;
-    // Lines per block, and of each rank's part if there are two exchanges.
-    uint32_t share;
-    uint32_t part;
-    // The rank without a part, as it has the whole (none if beyond all ranks); whether it copies.
-    uint32_t without;
-    uint32_t copies;
-    uint32_t divisor;
-    // An `Operator`.
-    uint32_t function;
-};
+static_assert(sizeof(Small::arenas) == MOST_RANKS * sizeof(uint64_t), "the ranks of the argument");
 
 // State of a block, in each arena.
 struct State {
@@ -123,10 +81,6 @@ struct Exchange {
 
     DOORBELL_INSIDE uint64_t slot(uint32_t of, uint32_t from) const {
         return op.arenas[of] + slots + uint64_t(from < of ? from : from - 1) * op.slot_bytes;
-    }
-
-    DOORBELL_INSIDE bool must_stop() const {
-        return op.stop != 0 && load_raw<uint32_t>(op.stop) != 0;
     }
 
     // Offset in a message of a line of this block.
@@ -322,7 +276,7 @@ struct Exchange {
                 data[k][1] = found[k].data[1];
             }
             if (all) return true;
-            if (looks % 1024 == 0 && must_stop()) return false;
+            if (looks % 1024 == 0 && must_stop(op.stop)) return false;
             relax();
         }
     }
@@ -446,7 +400,7 @@ struct Exchange {
                     if ((wanted >> (first + k) & 1) != 0) all &= static_cast<int32_t>(words.word[k] - (count - DEPTH + 1)) >= 0;
                 }
                 if (all) break;
-                if (looks % 1024 == 0 && must_stop()) return false;
+                if (looks % 1024 == 0 && must_stop(op.stop)) return false;
                 relax();
             }
         }
@@ -467,7 +421,7 @@ struct Exchange {
         // All threads have read the state by now.
         __syncthreads();
         if (threadIdx.x == 0) {
-            if (op.hears_all) begun_by_all = count;
+            if (op.receives_from_all) begun_by_all = count;
             // Remains true, and never so far back that wrapping would make it seem ahead.
             if (count - begun_by_all > 1u << 30) begun_by_all = count - (1u << 30);
             store_words<8>(state(op.rank), {{count, begun_by_all, 0, 0}}, true);

@@ -1,5 +1,6 @@
-//! The kernels of GPU collectives: `kernels/collective.cu`, and `kernels/small.cu` for short
-//! operations. Their launch arguments are defined by `doorbell-collectives`.
+//! The kernels of GPU collectives: `kernels/collective.cu`, `small.cu` for short operations, and
+//! `exchange.cu` for messages between pairs of ranks. `doorbell-collectives` defines their launch
+//! arguments.
 
 use core::fmt;
 use std::borrow::Cow;
@@ -30,6 +31,12 @@ impl CollectiveKernels {
     #[must_use]
     pub fn small(context: &Context) -> Self {
         Self::with_ptx(context, KernelFile::Small.ptx())
+    }
+
+    /// The embedded kernel of messages between pairs of ranks.
+    #[must_use]
+    pub fn exchange(context: &Context) -> Self {
+        Self::with_ptx(context, KernelFile::Exchange.ptx())
     }
 
     /// Kernels of another build, for comparison.

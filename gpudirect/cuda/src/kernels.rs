@@ -15,6 +15,8 @@ pub enum KernelFile {
     Collective,
     /// `small.cu`: collectives of short messages.
     Small,
+    /// `exchange.cu`: messages between pairs of ranks.
+    Exchange,
     /// `put.cu`: puts that kernels start, for tests.
     Put,
     /// `copy.cu`: short copies by a resident block.
@@ -23,7 +25,14 @@ pub enum KernelFile {
 
 impl KernelFile {
     /// Every file.
-    pub const ALL: [Self; 5] = [Self::Reduce, Self::Collective, Self::Small, Self::Put, Self::Copy];
+    pub const ALL: [Self; 6] = [
+        Self::Reduce,
+        Self::Collective,
+        Self::Small,
+        Self::Exchange,
+        Self::Put,
+        Self::Copy,
+    ];
 
     /// The file's name without extension.
     #[must_use]
@@ -32,6 +41,7 @@ impl KernelFile {
             Self::Reduce => "reduce",
             Self::Collective => "collective",
             Self::Small => "small",
+            Self::Exchange => "exchange",
             Self::Put => "put",
             Self::Copy => "copy",
         }

@@ -42,6 +42,7 @@
 //! Launching is `unsafe`: a kernel's use of its arguments cannot be checked. Calls restore the
 //! thread's previous context, so this crate can be used beside PyTorch.
 
+pub mod arguments;
 pub mod collective;
 mod context;
 mod copy;

@@ -52,14 +52,20 @@ const QUERY_INTERVAL: u32 = 4;
 /// A launch that has not started after this time is blocked: usually it starts within 10 µs.
 const START_TIMEOUT: Duration = Duration::from_micros(100);
 
-/// The kernel's parameter, as in `copy.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Arguments {
-    commands: u64,
-    beginning: u64,
-    words: u64,
-    slots: u64,
+crate::kernel_arguments! {
+    constants {}
+    /// The launch argument of the resident block.
+    #[derive(Clone, Copy)]
+    struct Arguments as Small in "copy" {
+        /// 64 bytes each.
+        commands: u64,
+        beginning: u64,
+        /// `done`, the last executed command; at 8, `left`, the last exited launch; at 16, `begun`,
+        /// set when a launch begins.
+        words: u64,
+        /// Slots of the ring: a power of two.
+        slots: u64,
+    }
 }
 
 /// Chooses between a resident block, a launch per command, and other copy mechanisms: a GPU that
@@ -465,6 +471,11 @@ mod tests {
     use super::*;
 
     const QUICK: Duration = Duration::from_micros(5);
+
+    #[test]
+    fn the_kernels_header_is_committed() {
+        <Arguments as crate::arguments::Arguments>::header().check(env!("CARGO_MANIFEST_DIR"));
+    }
 
     #[test]
     fn idle_stays_make_residency_rare() {

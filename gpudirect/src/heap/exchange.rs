@@ -1,10 +1,13 @@
 //! The bootstrap: ranks exchange memory keys and endpoints before they are connected.
 
 use core::time::Duration;
-use std::io::{self, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::Instant;
+
+use doorbell_rendezvous::{
+    Connection, Deadline, Hello, HelloListener, Protocol, ReceiveError, Secret, connect, random,
+};
 
 /// An all-to-all exchange of messages; every rank calls it equally often, in the same order.
 pub trait Exchange {
@@ -74,53 +77,61 @@ impl Exchange for ThreadExchange {
     }
 }
 
-/// Ranks that are processes, connected over TCP through rank 0. There is no authentication: any
-/// peer that reaches the port can be a rank, so listen only on a trusted network.
+/// Ranks that are processes, connected over TCP through rank 0. All prove a [`Secret`] to it, and it
+/// to them; what they exchange is authenticated, not encrypted.
 #[derive(Debug)]
 pub struct TcpExchange {
     rank: u32,
     ranks: u32,
+    timeout: Duration,
     /// On rank 0: a connection to each other rank. On others: the connection to rank 0.
-    connections: Vec<TcpStream>,
+    connections: Vec<Connection>,
 }
 
-const MAX_MESSAGE: u32 = 64 << 10;
-/// The magic number of a hello, before the rank and the number of ranks.
-const HELLO: [u8; 8] = *b"DBELLSYM";
+/// A hello says the number of ranks; the roles are the ranks. Rank 0 answers with an empty message,
+/// or with the reason to reject it.
+const PROTOCOL: Protocol = Protocol {
+    preamble: b"DBELLSY2",
+    max_hello: 4,
+    max_message: 64 << 10,
+};
 
 impl TcpExchange {
-    /// Rank 0, which the others [`join`](Self::join).
+    /// Rank 0, which the others [`join`](Self::join) at `listener`. A connection that does not
+    /// prove the secret changes nothing, and a silent one delays no rank.
     ///
     /// # Errors
-    /// If they do not connect in time, or disagree on the number of ranks.
-    pub fn host(listener: &TcpListener, ranks: u32, timeout: Duration) -> io::Result<Self> {
-        let until = Instant::now() + timeout;
-        listener.set_nonblocking(true)?;
-        let mut connections: Vec<Option<TcpStream>> = (1..ranks).map(|_| None).collect();
+    /// If they do not connect in time.
+    pub fn host(listener: TcpListener, secret: Secret, ranks: u32, timeout: Duration) -> io::Result<Self> {
+        let deadline = Deadline::after(timeout);
+        let mut listener = HelloListener::new(listener, ranks, &PROTOCOL, secret, None)?;
+        let mut connections: Vec<Option<Connection>> = (1..ranks).map(|_| None).collect();
+        let mut refused = String::new();
         while connections.iter().any(Option::is_none) {
-            match listener.accept() {
-                Ok((stream, _)) => {
-                    // A connection without a valid hello is dropped.
-                    if let Ok((rank, stream)) = accept_rank(stream, ranks, timeout)
-                        && let Some(place) = rank.checked_sub(1).and_then(|at| connections.get_mut(at as usize))
-                    {
-                        place.get_or_insert(stream);
+            match listener.next(deadline, None)? {
+                Some((peer, Ok((hello, mut connection)))) => match place(&mut connections, &hello, ranks) {
+                    Ok(place) => {
+                        // A rank that has gone may come again.
+                        *place = connection.send(&[], deadline).is_ok().then_some(connection);
                     }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if Instant::now() >= until {
-                        let here = connections.iter().flatten().count() + 1;
-                        let text = format!("{here} of {ranks} ranks have come: are all of them started?");
-                        return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+                    Err(reason) => {
+                        refused = format!("; {peer} was refused: {reason}");
+                        // Best effort: the peer may be gone.
+                        let _ = connection.send(reason.as_bytes(), deadline);
                     }
-                    std::thread::sleep(Duration::from_millis(2));
+                },
+                Some((peer, Err(reason))) => refused = format!("; {peer} was refused: {reason}"),
+                None => {
+                    let here = connections.iter().flatten().count() + 1;
+                    let text = format!("{here} of {ranks} ranks have come: are all of them started?{refused}");
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, text));
                 }
-                Err(error) => return Err(error),
             }
         }
         Ok(Self {
             rank: 0,
             ranks,
+            timeout,
             connections: connections.into_iter().flatten().collect(),
         })
     }
@@ -128,69 +139,74 @@ impl TcpExchange {
     /// A rank other than 0; retries until rank 0 listens at the address.
     ///
     /// # Errors
-    /// If it does not respond in time.
-    pub fn join(address: impl ToSocketAddrs, rank: u32, ranks: u32, timeout: Duration) -> io::Result<Self> {
-        let until = Instant::now() + timeout;
+    /// If it does not respond in time, does not prove the secret, or rejects this rank.
+    pub fn join(
+        address: impl ToSocketAddrs,
+        secret: Secret,
+        rank: u32,
+        ranks: u32,
+        timeout: Duration,
+    ) -> io::Result<Self> {
+        let deadline = Deadline::after(timeout);
         let addresses: Vec<SocketAddr> = address.to_socket_addrs()?.collect();
-        let mut stream = loop {
-            match TcpStream::connect(addresses.as_slice()) {
-                Ok(stream) => break stream,
-                Err(error) if Instant::now() >= until => return Err(error),
-                Err(_) => std::thread::sleep(Duration::from_millis(5)),
-            }
+        let (stream, _) = connect(&addresses, None, deadline, || true)?;
+        let hello = Hello {
+            client: rank,
+            server: 0,
+            nonce: random()?,
+            payload: ranks.to_le_bytes().to_vec(),
         };
-        prepare(&stream, timeout)?;
-        stream.write_all(&HELLO)?;
-        stream.write_all(&rank.to_be_bytes())?;
-        stream.write_all(&ranks.to_be_bytes())?;
+        let greeted = Connection::greet(stream, &PROTOCOL, &secret, &hello, None, deadline);
+        let mut connection = greeted.map_err(io_error)?;
+        let answer = connection.receive(deadline).map_err(io_error)?;
+        if !answer.is_empty() {
+            let text = format!("rank 0 rejects rank {rank}: {}", String::from_utf8_lossy(&answer));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
         Ok(Self {
             rank,
             ranks,
-            connections: vec![stream],
+            timeout,
+            connections: vec![connection],
         })
     }
-}
 
-fn prepare(stream: &TcpStream, timeout: Duration) -> io::Result<()> {
-    stream.set_nonblocking(false)?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(timeout))?;
-    stream.set_write_timeout(Some(timeout))
-}
-
-fn accept_rank(mut stream: TcpStream, ranks: u32, timeout: Duration) -> io::Result<(u32, TcpStream)> {
-    prepare(&stream, timeout.min(Duration::from_secs(5)))?;
-    let mut hello = [0; 16];
-    stream.read_exact(&mut hello)?;
-    let number = |at: usize| u32::from_be_bytes([hello[at], hello[at + 1], hello[at + 2], hello[at + 3]]);
-    if hello[..8] != HELLO || number(12) != ranks {
-        return Err(io::ErrorKind::InvalidData.into());
+    fn send(link: &mut Connection, message: &[u8], timeout: Duration) -> io::Result<()> {
+        link.send(message, Deadline::after(timeout))
     }
-    prepare(&stream, timeout)?;
-    Ok((number(8), stream))
+
+    fn receive(link: &mut Connection, timeout: Duration) -> io::Result<Vec<u8>> {
+        link.receive(Deadline::after(timeout)).map_err(io_error)
+    }
 }
 
-fn send(stream: &mut TcpStream, message: &[u8]) -> io::Result<()> {
-    let len = u32::try_from(message.len()).ok().filter(|len| *len <= MAX_MESSAGE);
-    let len = len.ok_or(io::ErrorKind::InvalidInput)?;
-    let mut whole = len.to_be_bytes().to_vec();
-    whole.extend_from_slice(message);
-    stream.write_all(&whole)
+fn io_error(error: ReceiveError) -> io::Error {
+    match error {
+        ReceiveError::Io(error) => error,
+        other => io::Error::new(io::ErrorKind::InvalidData, format!("rank 0, or a rank: {other}")),
+    }
 }
 
-fn receive(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
-    let mut len = [0; 4];
-    stream.read_exact(&mut len)?;
-    let len = u32::from_be_bytes(len);
-    if len > MAX_MESSAGE {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "a message longer than any rank sends",
+/// Where the connection of a rank belongs, or why it is rejected.
+fn place<'a>(
+    connections: &'a mut [Option<Connection>],
+    hello: &Hello,
+    ranks: u32,
+) -> Result<&'a mut Option<Connection>, String> {
+    if hello.payload != ranks.to_le_bytes() {
+        return Err(format!(
+            "there are {ranks} ranks, and it was started for another number"
         ));
     }
-    let mut message = vec![0; len as usize];
-    stream.read_exact(&mut message)?;
-    Ok(message)
+    let place = hello
+        .client
+        .checked_sub(1)
+        .and_then(|at| connections.get_mut(at as usize));
+    match place {
+        Some(place) if place.is_none() => Ok(place),
+        Some(_) => Err(format!("rank {} has come already", hello.client)),
+        None => Err(format!("rank {} of {ranks} cannot join", hello.client)),
+    }
 }
 
 impl Exchange for TcpExchange {
@@ -203,28 +219,80 @@ impl Exchange for TcpExchange {
     }
 
     fn all_to_all(&mut self, outgoing: Vec<Vec<u8>>) -> io::Result<Vec<Vec<u8>>> {
+        let timeout = self.timeout;
         if self.rank != 0 {
             let [link] = self.connections.as_mut_slice() else {
                 return Err(io::ErrorKind::NotConnected.into());
             };
             for message in &outgoing {
-                send(link, message)?;
+                Self::send(link, message, timeout)?;
             }
-            return (0..self.ranks).map(|_| receive(link)).collect();
+            return (0..self.ranks).map(|_| Self::receive(link, timeout)).collect();
         }
         // By sender, then by receiver.
         let mut all = vec![outgoing];
         for link in &mut self.connections {
-            all.push((0..self.ranks).map(|_| receive(link)).collect::<io::Result<_>>()?);
+            let messages = (0..self.ranks).map(|_| Self::receive(link, timeout));
+            all.push(messages.collect::<io::Result<_>>()?);
         }
         for (rank, link) in (1..).zip(&mut self.connections) {
             for from in &all {
-                send(link, from.get(rank).map_or(&[][..], Vec::as_slice))?;
+                Self::send(link, from.get(rank).map_or(&[][..], Vec::as_slice), timeout)?;
             }
         }
         Ok(all
             .into_iter()
             .map(|from| from.into_iter().next().unwrap_or_default())
             .collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(30);
+
+    fn secret() -> Secret {
+        Secret::derived(&["a heap"])
+    }
+
+    /// What rank 0 and the others receive when each sends its rank and the receiver's.
+    fn swap(exchange: &mut TcpExchange) -> Vec<Vec<u8>> {
+        let (rank, ranks) = (exchange.rank() as u8, exchange.ranks() as u8);
+        let outgoing = (0..ranks).map(|to| vec![rank, to]).collect();
+        exchange.all_to_all(outgoing).unwrap()
+    }
+
+    #[test]
+    fn ranks_that_prove_the_secret_exchange_and_others_take_no_part() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let join = move |secret, rank, ranks| TcpExchange::join(address, secret, rank, ranks, TIMEOUT);
+        let host = thread::spawn(move || {
+            let mut exchange = TcpExchange::host(listener, secret(), 3, TIMEOUT).unwrap();
+            swap(&mut exchange)
+        });
+        let _silent = std::net::TcpStream::connect(address).unwrap();
+        for (secret, rank, ranks, why) in [
+            (Secret::derived(&["a guess"]), 1, 3, "does not prove the group's secret"),
+            (secret(), 1, 4, "there are 3 ranks"),
+            (secret(), 0, 3, "rank 0 of 3 cannot join"),
+            (secret(), 3, 3, "rank 3 of 3 cannot join"),
+        ] {
+            let said = join(secret, rank, ranks).unwrap_err().to_string();
+            assert!(said.contains(why), "{said}");
+        }
+        let first = join(secret(), 1, 3).unwrap();
+        let said = join(secret(), 1, 3).unwrap_err().to_string();
+        assert!(said.contains("rank 1 has come already"), "{said}");
+        let ranks = [first, join(secret(), 2, 3).unwrap()];
+        let swapping = ranks.map(|mut exchange| thread::spawn(move || swap(&mut exchange)));
+        let received = [host].into_iter().chain(swapping).map(|rank| rank.join().unwrap());
+        for (rank, received) in (0..).zip(received) {
+            assert_eq!(received, [[0, rank], [1, rank], [2, rank]]);
+        }
     }
 }

@@ -70,6 +70,7 @@ use std::sync::Arc;
 use allocator::Allocator;
 pub use connect::HeapBuilder;
 use doorbell_cuda::{Context as CudaContext, DevicePtr, Span, Stream};
+pub use doorbell_rendezvous::{Secret, SecretError};
 use doorbell_verbs::Context;
 pub use error::HeapError;
 pub use exchange::{Exchange, TcpExchange, ThreadExchange};

@@ -91,24 +91,29 @@ impl Drop for Queue {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// A kernel's parameter for a queue, passed by value: `doorbell::Queue` of `doorbell.cuh`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct DeviceQueue {
-    slots: DevicePtr,
-    consumed: DevicePtr,
-    completed: DevicePtr,
-    failed: DevicePtr,
-    /// The kernels' counters: the head, and the last value read of `consumed`.
-    head: DevicePtr,
-    seen: DevicePtr,
-    /// Local memory and local signals.
-    heap: DevicePtr,
-    signals: DevicePtr,
-    mask: u32,
-    shift: u32,
-    rank: u32,
-    ranks: u32,
+doorbell_cuda::kernel_arguments! {
+    constants {}
+    /// A kernel's parameter for a queue of puts, passed by value.
+    // fields: the layout of the kernel's parameter.
+    #[derive(Debug, Clone, Copy)]
+    pub struct DeviceQueue as Queue in "queue" {
+        /// In host memory: descriptors; counts of consumed and completed ones; the first failure,
+        /// followed by whether the proxy has stopped.
+        slots: DevicePtr,
+        consumed: DevicePtr,
+        completed: DevicePtr,
+        failed: DevicePtr,
+        /// In device memory: the number of requests, and the last value read of `consumed`.
+        head: DevicePtr,
+        seen: DevicePtr,
+        /// The local part of the heap, and the local signals.
+        heap: DevicePtr,
+        signals: DevicePtr,
+        mask: u32,
+        shift: u32,
+        rank: u32,
+        ranks: u32,
+    }
 }
 
 /// A queue of requests from kernels: any number of them, their blocks and threads, concurrently.
@@ -267,5 +272,15 @@ impl Backoff {
             thread::sleep(Duration::from_micros(50));
         }
         self.deadline.is_none_or(|deadline| Instant::now() < deadline)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell_cuda::arguments::Arguments as _;
+
+    #[test]
+    fn the_kernels_header_is_committed() {
+        super::DeviceQueue::header().check(env!("CARGO_MANIFEST_DIR"));
     }
 }

@@ -133,6 +133,9 @@ pub(crate) struct CollArgs {
     /// Measure launches of a graph of 20 operations
     #[arg(long, help_heading = "GPU")]
     pub(crate) graph: bool,
+    /// Do sendrecv or alltoall as a group of sends and receives, as alltoallv always is
+    #[arg(long, requires = "gpu", help_heading = "GPU")]
+    pub(crate) group: bool,
 
     /// Print one JSON object on stdout
     #[arg(long, help_heading = "Output")]

@@ -2,7 +2,7 @@
 //! events of a stream.
 
 use doorbell_collectives::communicator::Reduction;
-use doorbell_collectives::gpu::{GpuCall, GpuCommunicator, GpuError, GpuOptions, as_bytes, as_bytes_mut};
+use doorbell_collectives::gpu::{GpuCall, GpuCommunicator, GpuError, GpuMessage, GpuOptions, as_bytes, as_bytes_mut};
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::{Case, Number, input_element};
 use doorbell_collectives::{CollectiveError, Communicator, PreMulSum, Rank, ReduceOp};
@@ -49,11 +49,13 @@ pub(super) fn check_options(args: &CollArgs) -> Result<(), Failure> {
     if !args.gpu {
         return Ok(());
     }
+    if args.group && !matches!(args.operation, Collective::SendRecv | Collective::AllToAll) {
+        return Err(Failure::usage("--group is for sendrecv and alltoall"));
+    }
     let one = [
         (args.explain, "--explain"),
         (args.simulate, "--simulate"),
         (args.deterministic, "--deterministic"),
-        (args.operation == Collective::AllToAllV, "alltoallv"),
     ];
     match one.iter().find(|(is_given, _)| *is_given) {
         Some((_, what)) => Err(Failure::usage(format!(
@@ -124,6 +126,11 @@ pub(super) fn run(
 
 fn measure(args: &CollArgs, gpu: &GpuCommunicator, interrupt: &Interrupt, report: Report) -> Result<(), Failure> {
     let most = usize::try_from(args.last_size()).unwrap_or(usize::MAX).max(8);
+    // The parts of all-to-all-v have up to half more than their average.
+    let most = match args.operation {
+        Collective::AllToAllV => most.saturating_add(most / 2).saturating_add(1 << 12),
+        _ => most,
+    };
     let memory = || DeviceMemory::alloc(gpu.context(), most);
     let memories = [memory().map_err(|e| failed(&e))?, memory().map_err(|e| failed(&e))?];
     for memory in &memories {
@@ -155,9 +162,12 @@ impl TypedJob for Job<'_> {
             true => Some(self.measurement::<T>(true)?),
             false => None,
         };
-        let (executor, algorithm) = self
-            .gpu
-            .selection(self.case.collective, T::TYPE, self.case.count as usize, true);
+        // A group has the executor of all-to-all-v.
+        let collective = match self.args.group {
+            true => Collective::AllToAllV,
+            false => self.case.collective,
+        };
+        let (executor, algorithm) = self.gpu.selection(collective, T::TYPE, self.case.count as usize, true);
         Ok(Row {
             bytes: self.bytes,
             count: self.case.count,
@@ -285,8 +295,7 @@ impl Job<'_> {
         self.enqueue::<T>(&operands)?;
         self.stream.synchronize()?;
         let graph = self.gpu.capture(self.stream, || {
-            let call = self.call::<T>(&operands);
-            (0..GRAPH_OPERATIONS).try_for_each(|_| self.gpu.enqueue(&call, self.stream))
+            (0..GRAPH_OPERATIONS).try_for_each(|_| self.operation::<T>(&operands))
         })?;
         Ok(Some(graph))
     }
@@ -307,7 +316,41 @@ impl Job<'_> {
     }
 
     fn enqueue<T: Number>(&self, operands: &Operands<'_>) -> Result<(), Stop> {
-        Ok(self.gpu.enqueue(&self.call::<T>(operands), self.stream)?)
+        Ok(self.operation::<T>(operands)?)
+    }
+
+    fn operation<T: Number>(&self, operands: &Operands<'_>) -> Result<(), GpuError> {
+        let (case, rank) = (&self.case, self.gpu.rank());
+        match (case.collective, operands.input, operands.output) {
+            (Collective::AllToAllV, Some(input), Some(output)) => {
+                let all = || (0..case.ranks).map(Rank);
+                let send: Vec<_> = all().map(|to| case.part(rank, to) as usize).collect();
+                let receive: Vec<_> = all().map(|from| case.part(from, rank) as usize).collect();
+                self.gpu
+                    .all_to_all_v((input, &send), (output, &receive), T::TYPE, self.stream)
+            }
+            (Collective::AllToAllV, ..) => Ok(()),
+            (_, Some(input), Some(output)) if self.args.group => self.group(input, output),
+            _ => self.gpu.enqueue(&self.call::<T>(operands), self.stream),
+        }
+    }
+
+    /// The operation as sends and receives.
+    fn group(&self, input: Span<'_>, output: Span<'_>) -> Result<(), GpuError> {
+        let (ranks, rank) = (self.case.ranks, self.gpu.rank().0);
+        if self.case.collective == Collective::SendRecv {
+            let (next, before) = (Rank((rank + 1) % ranks), Rank((rank + ranks - 1) % ranks));
+            let messages = [GpuMessage::send(input, next), GpuMessage::receive(output, before)];
+            return self.gpu.group(&messages, self.stream);
+        }
+        let part = input.len() / ranks as usize;
+        let mut messages = Vec::with_capacity(2 * ranks as usize);
+        for peer in 0..ranks {
+            let start = peer as usize * part;
+            messages.push(GpuMessage::send(input.span(start..start + part)?, Rank(peer)));
+            messages.push(GpuMessage::receive(output.span(start..start + part)?, Rank(peer)));
+        }
+        self.gpu.group(&messages, self.stream)
     }
 
     /// Fills the input with its pattern, and the rest with wrong values.

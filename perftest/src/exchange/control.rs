@@ -13,8 +13,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use doorbell_rendezvous::{Deadline, Limited};
+
 use super::handshake::{ExpectedTest, Handshake};
-use super::{Message, frame, tcp};
+use super::message::PREAMBLE;
+use super::{Message, tcp};
 use crate::failure::{Failure, one_line, refused};
 use crate::interrupt::Interrupt;
 use crate::plan::Plan;
@@ -38,47 +41,22 @@ pub(crate) struct Control {
     interrupt: Interrupt,
 }
 
-/// Reads up to a deadline, whatever the peer sends.
-struct LimitedReader {
-    stream: TcpStream,
-    deadline: Option<Instant>,
-}
-
-impl Read for LimitedReader {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        loop {
-            let now = Instant::now();
-            // It fails when no time is left.
-            self.stream
-                .set_read_timeout(self.deadline.map(|deadline| deadline.saturating_duration_since(now)))?;
-            match self.stream.read(buffer) {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                read => return read,
-            }
-        }
-    }
-}
-
 impl Control {
     /// After what each side sends first. A test that lasts over `limit_s` fails.
     fn new(stream: TcpStream, limit_s: Option<f64>, interrupt: &Interrupt) -> io::Result<Control> {
-        stream.set_nodelay(true)?;
-        stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
         tcp::set_keepalive(&stream)?;
         let peer = stream.peer_addr()?;
         let attention = Arc::new(AtomicBool::new(false));
         let (sender, receiver) = sync_channel(BACKLOG);
-        let mut reader = LimitedReader {
-            stream: stream.try_clone()?,
-            deadline: limit_s.map(|limit| Instant::now() + Duration::from_secs_f64(limit)),
-        };
+        let reader = stream.try_clone()?;
+        let deadline = limit_s.map_or(Deadline::NEVER, |limit| Deadline::after(Duration::from_secs_f64(limit)));
         let raise = Arc::clone(&attention);
         thread::Builder::new().name("control".into()).spawn(move || {
             loop {
-                let (received, last) = match frame::read(&mut reader) {
-                    Ok(Some(message)) => (Ok(message), false),
-                    Ok(None) => (Err(CLOSED_REASON.to_owned()), true),
-                    Err(_) if reader.deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
+                let (received, last) = match Message::read(&mut Limited::new(&reader, deadline)) {
+                    Ok(message) => (Ok(message), false),
+                    Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => (Err(CLOSED_REASON.to_owned()), true),
+                    Err(e) if e.kind() == io::ErrorKind::TimedOut && deadline.has_passed() => {
                         let limit_s = limit_s.unwrap_or_default();
                         let reason = format!("its test has taken the server's --client-time of {limit_s} s");
                         (Ok(Message::Failed(reason)), true)
@@ -115,12 +93,15 @@ impl Control {
     /// [`Failure::Test`] that names the peer, with the failure it reported before it closed, if it
     /// did.
     pub(crate) fn send(&self, message: &Message) -> Result<(), Failure> {
-        frame::write(&mut &self.stream, message).map_err(|e| {
-            match self.receive(Some(Duration::from_secs(1)), "a reason") {
+        self.write(message)
+            .map_err(|e| match self.receive(Some(Duration::from_secs(1)), "a reason") {
                 Err(known @ Failure::Test(_)) => known,
                 _ => self.lost(&one_line(&e.to_string())),
-            }
-        })
+            })
+    }
+
+    fn write(&self, message: &Message) -> io::Result<()> {
+        message.write(&mut Limited::new(&self.stream, Deadline::after(REPLY_TIMEOUT)))
     }
 
     pub(crate) fn send_failure(&self, failure: &Failure) {
@@ -129,7 +110,7 @@ impl Control {
             other => other.to_string(),
         };
         // A failed report cannot be reported.
-        let _ = frame::write(&mut &self.stream, &Message::Failed(reason));
+        let _ = self.write(&Message::Failed(reason));
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
@@ -207,12 +188,10 @@ impl Drop for Control {
 }
 
 fn exchange_preambles(stream: &TcpStream, peer: SocketAddr) -> io::Result<()> {
-    stream.set_read_timeout(Some(PREAMBLE_TIMEOUT))?;
-    (&mut &*stream).write_all(&frame::PREAMBLE)?;
-    let mut theirs = [0; frame::PREAMBLE.len()];
-    let greeted = (&mut &*stream)
-        .read_exact(&mut theirs)
-        .map(|()| theirs == frame::PREAMBLE);
+    let mut stream = Limited::new(stream, Deadline::after(PREAMBLE_TIMEOUT));
+    stream.write_all(PREAMBLE)?;
+    let mut theirs = [0; PREAMBLE.len()];
+    let greeted = stream.read_exact(&mut theirs).map(|()| theirs == *PREAMBLE);
     if !matches!(greeted, Ok(true)) {
         let said = if greeted.is_ok() {
             "does not speak the doorbell protocol"
@@ -224,7 +203,7 @@ fn exchange_preambles(stream: &TcpStream, peer: SocketAddr) -> io::Result<()> {
             format!("peer {peer} {said}: is it a doorbell of the same version, waiting with --server?"),
         ));
     }
-    stream.set_read_timeout(None)
+    Ok(())
 }
 
 /// # Errors
@@ -279,10 +258,7 @@ impl Listener {
         loop {
             let advance = |stream: &TcpStream, handshake: &mut Handshake| handshake.advance(stream, expected);
             let (stream, peer, plan) = self.0.accept(deadline, interrupt, advance)?;
-            match stream
-                .set_nonblocking(false)
-                .and_then(|()| Control::new(stream, limit_s, interrupt))
-            {
+            match Control::new(stream, limit_s, interrupt) {
                 Ok(control) => return Ok((control, plan)),
                 Err(e) => eprintln!("doorbell: refused {peer}: {}", one_line(&e.to_string())),
             }

@@ -122,12 +122,12 @@ fn local_address(stream: &TcpStream) -> SocketAddr {
 #[test]
 fn silent_connections_delay_no_client() {
     let mut listener = Listener::bind(LOOPBACK, 0).unwrap();
-    listener.0.handshake_timeout = Duration::MAX;
+    listener.0.inner.limits.handshake = Duration::MAX;
     let address = listener.address();
-    let mut handshake = frame::PREAMBLE.to_vec();
-    frame::write(&mut handshake, &Message::Hello(Hello::ours(None))).unwrap();
+    let mut handshake = PREAMBLE.to_vec();
+    Message::Hello(Hello::ours(None)).write(&mut handshake).unwrap();
     let hello = handshake.len();
-    frame::write(&mut handshake, &Message::Plan(plan())).unwrap();
+    Message::Plan(plan()).write(&mut handshake).unwrap();
     // Between the messages and inside each.
     let silent_after = [0, 4, 8, 10, hello - 1, hello, hello + 2, handshake.len() - 1];
     let silent = silent_after.map(|sent| {
@@ -158,11 +158,11 @@ fn drip(mut stream: &TcpStream) {
 #[test]
 fn bytes_do_not_extend_the_time_of_a_handshake() {
     let mut listener = Listener::bind(LOOPBACK, 0).unwrap();
-    listener.0.handshake_timeout = Duration::from_millis(200);
+    listener.0.inner.limits.handshake = Duration::from_millis(200);
     let address = listener.address();
     let dripping = thread::spawn(move || {
         let mut stream = TcpStream::connect(address).unwrap();
-        stream.write_all(&frame::PREAMBLE).unwrap();
+        stream.write_all(PREAMBLE).unwrap();
         drip(&stream);
     });
     while !dripping.is_finished() {

@@ -1,12 +1,14 @@
 //! The handshake: preamble, `hello` and `plan`. The server reads them as they arrive, so that many
 //! connections can be in theirs.
 
-use std::io::{self, Read, Write};
-use std::mem;
+use std::io::{self, Write};
 use std::net::TcpStream;
 
-use super::message::check_hello;
-use super::{Control, Hello, Message, REPLY_TIMEOUT, frame};
+use doorbell_rendezvous::describe;
+use doorbell_rendezvous::frame::FrameReader;
+
+use super::message::{PREAMBLE, check_hello};
+use super::{Control, Hello, Message, REPLY_TIMEOUT};
 use crate::cli::LimitArgs;
 use crate::failure::Failure;
 use crate::plan::{Kind, Plan};
@@ -68,20 +70,12 @@ impl ExpectedTest<'_> {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug, Default)]
-enum Stage {
-    #[default]
-    New,
-    Preamble,
-    Hello,
-    Plan,
-}
-
 /// The server's side of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Handshake {
-    stage: Stage,
-    received: Vec<u8>,
+    /// Once the preamble was sent.
+    reader: Option<FrameReader>,
+    has_hello: bool,
 }
 
 impl Handshake {
@@ -89,84 +83,47 @@ impl Handshake {
     ///
     /// # Errors
     /// Why the connection is refused; the client is informed.
-    pub(super) fn advance(&mut self, stream: &TcpStream, expected: &ExpectedTest<'_>) -> Result<Option<Plan>, String> {
+    pub(super) fn advance(
+        &mut self,
+        mut stream: &TcpStream,
+        expected: &ExpectedTest<'_>,
+    ) -> Result<Option<Plan>, String> {
         self.step(stream, expected).inspect_err(|reason| {
-            if self.stage > Stage::Preamble {
+            if self.reader.as_ref().is_some_and(FrameReader::has_preamble) {
                 // Best effort: it may be gone, or not read.
-                let _ = frame::write(&mut &*stream, &Message::Failed(reason.clone()));
+                let _ = Message::Failed(reason.clone()).write(&mut stream);
             }
         })
     }
 
     fn step(&mut self, mut stream: &TcpStream, expected: &ExpectedTest<'_>) -> Result<Option<Plan>, String> {
-        let failed = |e: io::Error| e.to_string();
+        let failed = |e: io::Error| describe(&e);
         // What is sent here fits in the buffer of a new connection.
-        if self.stage == Stage::New {
-            stream.write_all(&frame::PREAMBLE).map_err(failed)?;
-            self.stage = Stage::Preamble;
-        }
-        while self.read(stream).map_err(failed)? {
-            let received = mem::take(&mut self.received);
-            if self.stage == Stage::Preamble {
-                self.stage = Stage::Hello;
-                continue;
+        let reader = match &mut self.reader {
+            Some(reader) => reader,
+            none => {
+                stream.write_all(PREAMBLE).map_err(failed)?;
+                none.insert(FrameReader::behind(PREAMBLE))
             }
-            match (self.stage, frame::read(&mut &received[..]).map_err(failed)?) {
-                (Stage::Hello, Some(Message::Hello(hello))) => {
+        };
+        while let Some(json) = reader.read(&mut stream, LIMIT).map_err(failed)? {
+            match Message::decode(&json).map_err(failed)? {
+                Message::Hello(hello) if !self.has_hello => {
                     expected.check_hello(&hello)?;
-                    frame::write(&mut stream, &Message::Hello(Hello::ours(None))).map_err(failed)?;
-                    self.stage = Stage::Plan;
+                    Message::Hello(Hello::ours(None)).write(&mut stream).map_err(failed)?;
+                    self.has_hello = true;
                 }
-                (Stage::Plan, Some(Message::Plan(plan))) => return expected.check_plan(&plan).map(|()| Some(plan)),
-                (_, Some(Message::Failed(reason))) => return Err(format!("the client failed: {reason}")),
-                (stage, other) => {
+                Message::Plan(plan) if self.has_hello => return expected.check_plan(&plan).map(|()| Some(plan)),
+                Message::Failed(reason) => return Err(format!("the client failed: {reason}")),
+                other => {
                     return Err(format!(
                         "the client sent '{}' where '{}' belongs: are both ends the same doorbell?",
-                        other.map_or("nothing", |message| message.name()),
-                        if stage == Stage::Hello { "hello" } else { "plan" }
+                        other.name(),
+                        if self.has_hello { "plan" } else { "hello" }
                     ));
                 }
             }
         }
         Ok(None)
-    }
-
-    /// Reads what has arrived, and nothing behind the preamble or frame. Returns whether that is
-    /// complete.
-    fn read(&mut self, mut stream: &TcpStream) -> io::Result<bool> {
-        while let missing @ 1.. = self.missing()? {
-            let mut buffer = [0; 4096];
-            let most = missing.min(buffer.len());
-            match stream.read(&mut buffer[..most]) {
-                Ok(0) => return Err(io::Error::other("the client closed the connection")),
-                Ok(count) => self.received.extend_from_slice(&buffer[..count]),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(true)
-    }
-
-    /// Bytes up to the end of the preamble, or of the frame as far as its length is known.
-    fn missing(&self) -> io::Result<usize> {
-        let have = self.received.len();
-        if self.stage == Stage::Preamble {
-            if !frame::PREAMBLE.starts_with(&self.received) {
-                return Err(io::Error::other(
-                    "it does not speak the doorbell protocol: is it a doorbell of the same version?",
-                ));
-            }
-            return Ok(frame::PREAMBLE.len() - have);
-        }
-        let Some(length) = self.received.first_chunk() else {
-            return Ok(4 - have);
-        };
-        match u32::from_be_bytes(*length) as usize {
-            length if length <= LIMIT => Ok(4 + length - have),
-            length => Err(io::Error::other(format!(
-                "a frame of {length} bytes: {LIMIT} are the most in a handshake"
-            ))),
-        }
     }
 }

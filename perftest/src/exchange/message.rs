@@ -1,11 +1,20 @@
 //! The messages of the control connection.
 
+use std::io::{self, Read, Write};
+
+use doorbell_rendezvous::frame;
 use serde::{Deserialize, Serialize};
 
 use crate::device::Gpu;
 use crate::failure::one_line;
 use crate::plan::Plan;
 use crate::report::LinkKind;
+
+/// The most bytes of JSON in a frame. A thousand queue pairs need about a third of it.
+const LIMIT: usize = 1 << 20;
+
+/// What each side sends before its first frame.
+pub(crate) const PREAMBLE: &[u8; 8] = b"DOORBELL";
 
 /// The version of this protocol; ends of different versions do not test together.
 pub(crate) const PROTOCOL: u32 = 1;
@@ -28,6 +37,30 @@ pub(crate) enum Message {
 }
 
 impl Message {
+    /// # Errors
+    /// Those of the stream, and `InvalidInput` when the message is too long for a frame.
+    pub(crate) fn write(&self, stream: &mut impl Write) -> io::Result<()> {
+        frame::write(stream, &serde_json::to_vec(self)?, LIMIT)
+    }
+
+    /// # Errors
+    /// Those of the stream, `UnexpectedEof` at its end, `InvalidData` when the frame is too long or
+    /// is not a message.
+    pub(crate) fn read(stream: &mut impl Read) -> io::Result<Self> {
+        Self::decode(&frame::read(stream, LIMIT)?)
+    }
+
+    /// # Errors
+    /// `InvalidData` when the bytes of a frame are not a message.
+    pub(crate) fn decode(json: &[u8]) -> io::Result<Self> {
+        serde_json::from_slice(json).map_err(|e| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("not a message of this protocol: {e}"),
+            )
+        })
+    }
+
     /// Its name in an error message.
     pub(crate) fn name(&self) -> &'static str {
         match self {
@@ -165,6 +198,37 @@ pub(crate) struct Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn messages_survive() {
+        let mut stream = Vec::new();
+        Message::Ready.write(&mut stream).unwrap();
+        Message::Failed("no".into()).write(&mut stream).unwrap();
+        let mut stream = stream.as_slice();
+        assert_eq!(Message::read(&mut stream).unwrap(), Message::Ready);
+        assert_eq!(Message::read(&mut stream).unwrap(), Message::Failed("no".into()));
+        assert_eq!(
+            Message::read(&mut stream).unwrap_err().kind(),
+            io::ErrorKind::UnexpectedEof
+        );
+    }
+
+    #[test]
+    fn hostile_bytes_are_errors() {
+        for json in [&b"{}"[..], b"\xff\xff", b"", b"{\"ready\":7}"] {
+            let kind = Message::decode(json).unwrap_err().kind();
+            assert_eq!(kind, io::ErrorKind::InvalidData, "{json:?}");
+        }
+        let mut long = &b"\x7f\xff\xff\xff"[..];
+        assert_eq!(Message::read(&mut long).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn deep_nesting_does_not_overflow_the_stack() {
+        let json = "[".repeat(LIMIT);
+        let kind = Message::decode(json.as_bytes()).unwrap_err().kind();
+        assert_eq!(kind, io::ErrorKind::InvalidData);
+    }
 
     #[test]
     fn only_the_same_protocol_passes() {

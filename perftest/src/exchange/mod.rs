@@ -1,8 +1,8 @@
 //! The control protocol of a test, over TCP.
 //!
 //! # Format
-//! Each side first sends the 8 bytes `DOORBELL`, then frames: a 32-bit big-endian length and so
-//! many bytes of one JSON object, a [`Message`]. The client sends first:
+//! Each side first sends the 8 bytes `DOORBELL`, then [frames](doorbell_rendezvous::frame), each one
+//! JSON object, a [`Message`]. The client sends first:
 //!
 //! | client | server | |
 //! |---|---|---|
@@ -16,12 +16,11 @@
 //! Either side may send `failed` with a reason at any time, and then closes.
 //!
 //! A server reads up to the plan from many connections at once, and serves the first whose plan it
-//! accepts. A frame is at most [`frame::LIMIT`] bytes, every awaited message has a deadline, and
+//! accepts. A frame is at most 1 MiB, every awaited message has a deadline, and
 //! what a peer sends is validated before it is used: an unauthenticated peer can end a test, never
 //! crash it or make it allocate without bounds. TCP keepalive detects a host that vanishes.
 
 mod control;
-pub(crate) mod frame;
 mod handshake;
 mod message;
 pub(crate) mod tcp;

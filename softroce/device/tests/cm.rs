@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use doorbell_roce_proto::{Mtu, Psn, Qpn};
 use doorbell_softroce::cm::protocol::{
-    Accept, CmError, CmEvent, ConnectRequest, ConnectionId, PortSpace, RejectReason, ServiceId,
+    Accept, CmError, CmEvent, ConnectRequest, ConnectionId, Ece, PortSpace, RejectReason, ServiceId,
 };
 use doorbell_softroce::cm::{CmOwner, ConnectionManager};
 use doorbell_softroce::{Device, DeviceConfig, EventQueue, Token};
@@ -72,6 +72,7 @@ fn accept(qpn: u32) -> Accept {
         flow_control: true,
         rnr_retry_count: 7,
         srq: false,
+        ece: Ece::default(),
         private_data: b"welcome".to_vec(),
     }
 }

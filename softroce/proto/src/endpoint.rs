@@ -512,10 +512,16 @@ impl Endpoint {
             if links_only && link.is_none() {
                 return None;
             }
-            if self.full_links.blocks(index, link) {
-                qp.end_burst(true);
+            if let Some(link) = link.filter(|link| self.full_links.contains(*link)) {
                 self.timers.set(index, qp.deadline());
-                self.active.end_burst(false);
+                // One that has sent some of its burst waits behind the others: they would starve
+                // on a link that has space for less than a burst.
+                let begun = self.active.burst_left < MAX_BURST;
+                if !begun {
+                    qp.end_burst(true);
+                    self.full_links.wait(index, link);
+                }
+                self.active.end_burst(begun);
                 continue;
             }
             let (sent, path) = (qp.transmit(now, memory, buf, &mut self.out), qp.path());

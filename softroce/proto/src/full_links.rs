@@ -28,22 +28,19 @@ impl FullLinks {
         !self.full.is_empty()
     }
 
-    fn contains(&self, link: LinkId) -> bool {
+    pub(crate) fn contains(&self, link: LinkId) -> bool {
         self.full.iter().any(|(full, _)| *full == link)
     }
 
-    /// Whether the queue pair in slot `index` must wait for `link`; registers it then.
-    pub(crate) fn blocks(&mut self, index: u32, link: Option<LinkId>) -> bool {
-        let Some((link, waiting)) = self.full.iter_mut().find(|(full, _)| Some(*full) == link) else {
-            return false;
-        };
-        if let Some(waits) = self.waits.get_mut(index as usize)
-            && *waits != Some(*link)
+    /// The queue pair in slot `index` waits for `link`, if that is full, behind those that do.
+    pub(crate) fn wait(&mut self, index: u32, link: LinkId) {
+        if let Some((_, waiting)) = self.full.iter_mut().find(|(full, _)| *full == link)
+            && let Some(waits) = self.waits.get_mut(index as usize)
+            && *waits != Some(link)
         {
-            *waits = Some(*link);
+            *waits = Some(link);
             waiting.push(index);
         }
-        true
     }
 
     /// Returns the slots that waited. One may hold another queue pair by now, with nothing to send.
@@ -74,14 +71,15 @@ mod tests {
     fn each_qp_waits_once_for_its_link() {
         let mut links = FullLinks::default();
         links.grow(3);
-        assert!(!links.blocks(0, Some(A)));
+        assert!(!links.contains(A));
+        links.wait(1, A);
         links.fill(A);
         links.fill(A);
-        assert!(links.blocks(0, Some(A)) && links.blocks(0, Some(A)) && links.blocks(2, Some(A)));
-        assert!(!links.blocks(1, Some(B)) && !links.blocks(1, None));
+        assert!(links.contains(A) && !links.contains(B));
+        [0, 0, 2].into_iter().for_each(|index| links.wait(index, A));
         assert_eq!(links.ready(B), []);
         assert_eq!(links.ready(A), [0, 2]);
-        assert!(!links.blocks(0, Some(A)));
+        assert!(!links.contains(A));
     }
 
     #[test]
@@ -90,9 +88,10 @@ mod tests {
         links.grow(1);
         links.fill(A);
         links.fill(B);
-        assert!(links.blocks(0, Some(A)) && links.blocks(0, Some(B)));
+        links.wait(0, A);
+        links.wait(0, B);
         assert_eq!(links.ready(A), [0]);
-        assert!(links.blocks(0, Some(B)));
+        assert!(links.contains(B));
         assert_eq!(links.ready(B), [0]);
     }
 }

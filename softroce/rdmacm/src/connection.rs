@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use doorbell_roce_proto::cm::{
-    Accept, CmError, ConnectRequest, ConnectionId, IpHeader, ListenerId, Parameters, RejectReason, ServiceId,
+    Accept, CmError, ConnectRequest, ConnectionId, Ece, IpHeader, ListenerId, Parameters, RejectReason, ServiceId,
     SidrReply, SidrRequest, SidrStatus, private_data_len,
 };
 use doorbell_roce_proto::{Psn, Qpn};
@@ -37,13 +37,17 @@ pub(crate) struct CmLink {
     accepted: Option<(u8, u8)>,
     /// Those that the peer requested.
     requested: (u8, u8),
+    /// Vendor options: offered by this side and by its peer.
+    pub(crate) local_ece: Ece,
+    pub(crate) remote_ece: Ece,
 }
 
 impl CmLink {
-    pub(crate) fn of_request(connection: ConnectionId, requested: (u8, u8)) -> Self {
+    pub(crate) fn of_request(connection: ConnectionId, requested: (u8, u8), remote_ece: Ece) -> Self {
         Self {
             connection: Some(connection),
             requested,
+            remote_ece,
             ..Self::default()
         }
     }
@@ -262,6 +266,7 @@ unsafe fn connect(id: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<
             if let Some(code) = state.options.ack_timeout {
                 request.ack_timeout = code;
             }
+            request.ece = state.link.local_ece;
             request.private_data = private_data;
             dispatch::connect(opened, &request, &shared)?
         };
@@ -302,9 +307,9 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_
 unsafe fn accept(id: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<(), Errno> {
     // SAFETY: by contract.
     let shared = unsafe { shared(id) }?;
-    let ((opened, connection), requested) = {
+    let ((opened, connection), requested, ece) = {
         let state = shared.state();
-        (cm_connection(&state)?, state.link.requested)
+        (cm_connection(&state)?, state.link.requested, state.link.local_ece)
     };
     // SAFETY: by contract, in a call on the identifier.
     let (params, qp, qp_type) = unsafe { (connect_params(id, param, requested)?, (*id).qp, (*id).qp_type) };
@@ -333,6 +338,7 @@ unsafe fn accept(id: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<(
         flow_control: params.flow_control,
         rnr_retry_count: params.rnr_retry_count,
         srq: params.srq,
+        ece,
         private_data: params.private_data,
     };
     cm.accept(connection, &accept).map_err(errno_of)?;

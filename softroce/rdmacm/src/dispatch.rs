@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use doorbell_roce_proto::Qpn;
 use doorbell_roce_proto::cm::{
-    CmEvent, ConnectRequest, ConnectionId, IpHeader, ListenerId, PeerReply, PeerRequest, ServiceId, SidrReply,
+    CmEvent, ConnectRequest, ConnectionId, Ece, IpHeader, ListenerId, PeerReply, PeerRequest, ServiceId, SidrReply,
     SidrRequest, SidrStatus,
 };
 use doorbell_roce_proto::qp::Path;
@@ -132,7 +132,7 @@ fn dispatch(opened: &'static OpenDevice, event: CmEvent) {
             service,
             private_data,
         } => sidr_requested(opened, listener, id, peer, service, &private_data),
-        CmEvent::Reply { id, reply } => notify(opened, id, replied(*reply)),
+        CmEvent::Reply { id, reply } => replied(opened, id, *reply),
         CmEvent::SidrReply { id, reply } => sidr_replied(opened, id, *reply),
         CmEvent::Established { id, .. } => notify(opened, id, connection(RDMA_CM_EVENT_ESTABLISHED, 0, Vec::new())),
         CmEvent::Rejected {
@@ -156,10 +156,13 @@ fn dispatch(opened: &'static OpenDevice, event: CmEvent) {
     }
 }
 
-/// Notifies the identifier of a connection, unless it was destroyed.
+/// The identifier of a connection, unless it was destroyed.
+fn identifier(opened: &OpenDevice, id: ConnectionId) -> Option<Arc<Shared>> {
+    opened.directory.lock().connections.get(&id).cloned()
+}
+
 fn notify(opened: &OpenDevice, id: ConnectionId, info: EventInfo) {
-    let shared = opened.directory.lock().connections.get(&id).cloned();
-    if let Some(shared) = shared {
+    if let Some(shared) = identifier(opened, id) {
         shared.notify(info);
     }
 }
@@ -188,7 +191,8 @@ fn no_parameters() -> rdma_conn_param {
     }
 }
 
-fn replied(reply: PeerReply) -> EventInfo {
+fn replied(opened: &OpenDevice, id: ConnectionId, reply: PeerReply) {
+    let Some(shared) = identifier(opened, id) else { return };
     let param = rdma_conn_param {
         responder_resources: reply.responder_resources,
         initiator_depth: reply.initiator_depth,
@@ -198,10 +202,11 @@ fn replied(reply: PeerReply) -> EventInfo {
         qp_num: reply.qpn.get(),
         ..no_parameters()
     };
-    EventInfo {
+    shared.state().link.remote_ece = reply.ece;
+    shared.notify(EventInfo {
         param: Param::Conn(param),
         ..connection(RDMA_CM_EVENT_CONNECT_RESPONSE, 0, reply.private_data)
-    }
+    });
 }
 
 fn connect_requested(opened: &'static OpenDevice, listener: ListenerId, id: ConnectionId, request: &PeerRequest) {
@@ -215,7 +220,7 @@ fn connect_requested(opened: &'static OpenDevice, listener: ListenerId, id: Conn
         qp_num: request.qpn.get(),
         ..no_parameters()
     };
-    let link = CmLink::of_request(id, (request.responder_resources, request.initiator_depth));
+    let link = CmLink::of_request(id, (request.responder_resources, request.initiator_depth), request.ece);
     report_request(
         opened,
         listener,
@@ -235,7 +240,7 @@ fn sidr_requested(
     service: ServiceId,
     private_data: &[u8],
 ) {
-    let link = CmLink::of_request(id, (0, 0));
+    let link = CmLink::of_request(id, (0, 0), Ece::default());
     report_request(
         opened,
         listener,
@@ -289,11 +294,7 @@ fn report_request(
 }
 
 fn sidr_replied(opened: &OpenDevice, id: ConnectionId, reply: SidrReply) {
-    let peer = {
-        let directory = opened.directory.lock();
-        directory.connections.get(&id).cloned()
-    };
-    let Some(shared) = peer else { return };
+    let Some(shared) = identifier(opened, id) else { return };
     let peer = shared.state().peer.map(|peer| peer.ip());
     let (kind, status) = match reply.status {
         SidrStatus::SUCCESS => (RDMA_CM_EVENT_ESTABLISHED, 0),

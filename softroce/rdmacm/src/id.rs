@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::{fs, ptr};
 
 use doorbell_roce_proto::Gid;
+use doorbell_roce_proto::cm::Ece;
 use doorbell_verbs_sys::rdmacm::{
     RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, RDMA_OPTION_ID_AFONLY,
     RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_TOS, RDMA_PS_IB, RDMA_PS_TCP, RDMA_PS_UDP, rdma_cm_event, rdma_cm_id,
@@ -105,7 +106,6 @@ pub(crate) struct State {
     pub(crate) groups: Vec<Membership>,
     /// For queue pairs of its requests that the library creates (rdma_create_ep(3)).
     pub(crate) passive: Option<PassiveQpInit>,
-    ece: ibv_ece,
     /// Synchronous: calls wait for their result, on a channel of its own (rdma_create_id(3)).
     pub(crate) synchronous: bool,
 }
@@ -236,11 +236,6 @@ impl UnownedId {
             link: CmLink::default(),
             groups: Vec::new(),
             passive: None,
-            ece: ibv_ece {
-                vendor_id: 0,
-                options: 0,
-                comp_mask: 0,
-            },
             synchronous: false,
         };
         let shared = Arc::new(Shared {
@@ -528,8 +523,7 @@ unsafe fn set_option(
     Ok(())
 }
 
-/// rdma_set_local_ece(3), for an identifier with an external queue pair. Stored and not sent: soft
-/// devices have no vendor extensions.
+/// rdma_set_local_ece(3), for an identifier with an external queue pair: sent in its REQ or REP.
 ///
 /// # Safety
 /// `id` is null or live and ours; `ece` is null or live.
@@ -541,25 +535,29 @@ pub unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_e
         if ece.vendor_id == 0 || ece.comp_mask != 0 {
             return Err(libc::EINVAL);
         }
-        shared.state().ece = ece;
+        shared.state().link.local_ece = Ece {
+            vendor_id: ece.vendor_id,
+            options: ece.options,
+        };
         Ok(())
     }))
 }
 
-/// rdma_get_remote_ece(3): none.
+/// rdma_get_remote_ece(3): of the peer's REQ or REP; zeros when it has offered none.
 ///
 /// # Safety
 /// `id` is null or live and ours; `ece` is null or writable.
 pub unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
     // SAFETY: the same contract.
-    errno::result(unsafe { external(id, ece) }.map(|_| {
-        let none = ibv_ece {
-            vendor_id: 0,
-            options: 0,
+    errno::result(unsafe { external(id, ece) }.map(|shared| {
+        let Ece { vendor_id, options } = shared.state().link.remote_ece;
+        let remote = ibv_ece {
+            vendor_id,
+            options,
             comp_mask: 0,
         };
         // SAFETY: not null, so writable.
-        unsafe { ece.write(none) };
+        unsafe { ece.write(remote) };
     }))
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use arbitrary::{Result, Unstructured};
 use doorbell_roce_proto::cm::{
-    Accept, Cm, CmConfig, ConnectRequest, ConnectionId, Mad, PortSpace, RejectReason, ServiceId, SidrReply,
+    Accept, Cm, CmConfig, ConnectRequest, ConnectionId, Ece, Mad, PortSpace, RejectReason, ServiceId, SidrReply,
     SidrRequest, SidrStatus, route,
 };
 use doorbell_roce_proto::wire::Transport;
@@ -137,6 +137,7 @@ impl World {
                     flow_control: true,
                     rnr_retry_count: 7,
                     srq: false,
+                    ece: Ece::default(),
                     private_data: data,
                 };
                 cm.accept(now, id, &accept)

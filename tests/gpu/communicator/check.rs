@@ -46,7 +46,7 @@ pub(crate) fn run(options: &Options, comm: Communicator, context: &Context) -> R
 fn cases(ranks: u32, counts: &[u64]) -> impl Iterator<Item = Case> {
     Collective::ALL
         .iter()
-        .filter(|collective| **collective != Collective::AllToAllV && **collective != Collective::Barrier)
+        .filter(|collective| **collective != Collective::Barrier)
         .flat_map(move |&collective| {
             counts.iter().map(move |&count| Case {
                 collective,

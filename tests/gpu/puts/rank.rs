@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use doorbell_cuda::{Argument, Context, Driver, HostMemory, KernelFile, Launch, Memory as _, Module, Span, Stream};
-use doorbell_gpudirect::heap::{SymmetricHeap, SymmetricRange, TcpExchange};
+use doorbell_gpudirect::heap::{Secret, SymmetricHeap, SymmetricRange, TcpExchange};
 use doorbell_gpudirect::proxy::KernelQueue;
 use doorbell_tests::gpu::ranks::soft_device;
 
@@ -39,10 +39,11 @@ pub(crate) fn run(options: &Options, rank: u32, address: SocketAddr) -> Result<b
     let driver = Driver::load()?;
     let gpu = Gpu::new(driver, rank as usize)?;
     let device = soft_device()?;
+    let secret = Secret::from_env(&["gpu-puts", &address.to_string()])?;
     let mut exchange = if rank == 0 {
-        TcpExchange::host(&TcpListener::bind(address)?, options.ranks, TIMEOUT)?
+        TcpExchange::host(TcpListener::bind(address)?, secret, options.ranks, TIMEOUT)?
     } else {
-        TcpExchange::join(address, rank, options.ranks, TIMEOUT)?
+        TcpExchange::join(address, secret, rank, options.ranks, TIMEOUT)?
     };
     if rank == 0 {
         let name = gpu.context.device().name()?;

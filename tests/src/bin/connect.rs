@@ -19,8 +19,8 @@ use doorbell_roce_proto::work::{
 use doorbell_roce_proto::{Psn, Qpn};
 use doorbell_softroce::clock::TimestampClocks;
 use doorbell_softroce::cm::protocol::{
-    Accept, CmEvent, ConnectRequest, ConnectionId, IpHeader, Parameters, PortSpace, RejectReason, ServiceId, SidrReply,
-    SidrRequest, SidrStatus,
+    Accept, CmEvent, ConnectRequest, ConnectionId, Ece, IpHeader, Parameters, PortSpace, RejectReason, ServiceId,
+    SidrReply, SidrRequest, SidrStatus,
 };
 use doorbell_softroce::cm::{CmOwner, ConnectionManager};
 use doorbell_softroce::{Cq, CqConfig, Device, DeviceConfig, EventOwner, EventQueue, Mr, Qp, QpConfig, Token};
@@ -276,6 +276,7 @@ impl End {
             flow_control: true,
             rnr_retry_count: 7,
             srq: false,
+            ece: Ece::default(),
             private_data: b"doorbell accepts".to_vec(),
         };
         self.cm.accept(id, &accept)?;

@@ -19,7 +19,7 @@ use super::leader::{EventSource, LeaderFollowers};
 use crate::context::{Context, ContextInner};
 use crate::error::{EventError, check};
 use crate::raw::Lender;
-use crate::wait::{deadline_of, set_nonblocking, wait_readable};
+use crate::wait::{deadline_of, readable, set_nonblocking};
 
 /// Events of one queue acknowledged by one call: acknowledging takes a lock (ibv_get_cq_event(3)).
 const ACK_BATCH: u32 = 64;
@@ -295,7 +295,7 @@ impl EventSource<Record> for ChannelInner {
     }
 
     fn sleep(&self, deadline: Option<Instant>) -> Result<(), EventError> {
-        match wait_readable(self.fd(), deadline) {
+        match readable(self.fd(), deadline.into()) {
             Ok(_) => Ok(()),
             Err(error) => Err(self.failed(error)),
         }

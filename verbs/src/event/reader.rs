@@ -16,7 +16,7 @@ use crate::context::{Context, ContextInner};
 use crate::error::EventError;
 use crate::srq::SrqId;
 use crate::types::Qpn;
-use crate::wait::{deadline_of, set_nonblocking, wait_readable};
+use crate::wait::{deadline_of, readable, set_nonblocking};
 
 /// An asynchronous event of a device or its objects (ibv_get_async_event(3); IBTA vol 1, 11.6.3).
 #[doc(alias("ibv_async_event", "ibv_event_type"))]
@@ -219,7 +219,7 @@ impl Events {
             if let Some(event) = self.try_next()? {
                 return Ok(Some(event));
             }
-            if !wait_readable(self.as_fd(), deadline).map_err(|error| self.failed(error))? {
+            if !readable(self.as_fd(), deadline.into()).map_err(|error| self.failed(error))? {
                 return Ok(None);
             }
         }

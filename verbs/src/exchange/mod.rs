@@ -45,12 +45,11 @@ mod frame;
 use core::time::Duration;
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::AsFd;
-use std::thread;
+
+use doorbell_rendezvous::{Deadline, Limited};
 
 use crate::error::QueuePairError;
 use crate::qp::{Endpoint, ParseEndpointError, PreparedQueuePair, QueuePair};
-use crate::wait::{Deadline, readable};
 
 const FAILED: u8 = 0;
 const CONNECTED: u8 = 1;
@@ -189,28 +188,13 @@ impl Listener {
             address: self.address.to_string(),
             error,
         };
-        loop {
-            match self.listener.accept() {
-                Ok((stream, peer)) => return Exchange::new(stream, peer, timeout),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) if is_transient(&error) => continue,
-                Err(error) => return Err(failed(error)),
-            }
-            if !readable(self.listener.as_fd(), deadline).map_err(failed)? {
-                return Err(ExchangeError::TimedOut {
-                    peer: self.address.to_string(),
-                });
-            }
+        match doorbell_rendezvous::accept(&self.listener, deadline).map_err(failed)? {
+            Some((stream, peer)) => Ok(Exchange { stream, peer, timeout }),
+            None => Err(ExchangeError::TimedOut {
+                peer: self.address.to_string(),
+            }),
         }
     }
-}
-
-/// Whether a failed accept(2) or connect(2) is worth retrying.
-fn is_transient(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
-    )
 }
 
 /// A TCP connection to a peer, by which queue pairs are connected.
@@ -220,8 +204,6 @@ pub struct Exchange {
     peer: SocketAddr,
     timeout: Duration,
 }
-
-const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Exchange {
     /// Connects to a peer, retrying until it listens; [`pair`](Self::pair) may take as long again.
@@ -234,36 +216,9 @@ impl Exchange {
             address: format!("{to:?}"),
             error,
         };
-        loop {
-            let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-            for peer in to.to_socket_addrs().map_err(failed)? {
-                // connect_timeout() refuses zero.
-                let left = deadline.remaining().max(Duration::from_millis(1));
-                match TcpStream::connect_timeout(&peer, left) {
-                    // The kernel may assign the very port connected to (self-connect): no peer yet.
-                    Ok(stream) if stream.local_addr().is_ok_and(|own| own == peer) => {
-                        last = io::ErrorKind::ConnectionRefused.into();
-                    }
-                    Ok(stream) => return Self::new(stream, peer, timeout),
-                    Err(error) => last = error,
-                }
-            }
-            let retry = last.kind() == io::ErrorKind::ConnectionRefused || is_transient(&last);
-            if !retry || deadline.remaining() < RETRY_INTERVAL {
-                return Err(failed(last));
-            }
-            thread::sleep(RETRY_INTERVAL);
-        }
-    }
-
-    fn new(stream: TcpStream, peer: SocketAddr, timeout: Duration) -> Result<Self, ExchangeError> {
-        let exchange = Self { stream, peer, timeout };
-        let set = exchange
-            .stream
-            .set_nonblocking(false)
-            .and_then(|()| exchange.stream.set_nodelay(true));
-        set.map_err(|error| exchange.broken(error))?;
-        Ok(exchange)
+        let addresses: Vec<_> = to.to_socket_addrs().map_err(failed)?.collect();
+        let (stream, peer) = doorbell_rendezvous::connect(&addresses, None, deadline, || true).map_err(failed)?;
+        Ok(Self { stream, peer, timeout })
     }
 
     /// The peer's address.
@@ -342,58 +297,25 @@ impl Exchange {
         }
     }
 
-    /// Fills `bytes` before the deadline; a peer that sends one byte at a time does not extend it.
-    fn read(&mut self, mut bytes: &mut [u8], deadline: Deadline) -> Result<(), ExchangeError> {
-        while !bytes.is_empty() {
-            self.set_socket_timeout(deadline, TcpStream::set_read_timeout)?;
-            match self.stream.read(bytes) {
-                Ok(0) => return Err(ExchangeError::Closed { peer: self.peer }),
-                Ok(n) => bytes = &mut bytes[n..],
-                Err(error) => self.check_transient(error)?,
-            }
-        }
-        Ok(())
+    fn read(&mut self, bytes: &mut [u8], deadline: Deadline) -> Result<(), ExchangeError> {
+        let read = Limited::new(&self.stream, deadline).read_exact(bytes);
+        read.map_err(|error| self.io_error(error))
     }
 
-    fn write(&mut self, mut bytes: &[u8], deadline: Deadline) -> Result<(), ExchangeError> {
-        while !bytes.is_empty() {
-            self.set_socket_timeout(deadline, TcpStream::set_write_timeout)?;
-            match self.stream.write(bytes) {
-                Ok(n) => bytes = &bytes[n..],
-                Err(error) => self.check_transient(error)?,
-            }
-        }
-        Ok(())
+    fn write(&mut self, bytes: &[u8], deadline: Deadline) -> Result<(), ExchangeError> {
+        let written = Limited::new(&self.stream, deadline).write_all(bytes);
+        written.map_err(|error| self.io_error(error))
     }
 
-    fn set_socket_timeout(
-        &self,
-        deadline: Deadline,
-        set: fn(&TcpStream, Option<Duration>) -> io::Result<()>,
-    ) -> Result<(), ExchangeError> {
-        let left = deadline.remaining();
-        if left.is_zero() {
-            return Err(ExchangeError::TimedOut {
-                peer: self.peer.to_string(),
-            });
-        }
-        // At most an hour, within the range of every system's timeout: the caller's loop repeats.
-        set(&self.stream, Some(left.min(Duration::from_secs(3600)))).map_err(|error| self.broken(error))
-    }
-
-    /// Ok for timeouts and signals: the caller's loop checks its deadline.
-    fn check_transient(&self, error: io::Error) -> Result<(), ExchangeError> {
+    fn io_error(&self, error: io::Error) -> ExchangeError {
+        let peer = self.peer;
         match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => Ok(()),
-            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
-                Err(ExchangeError::Closed { peer: self.peer })
+            io::ErrorKind::TimedOut => ExchangeError::TimedOut { peer: peer.to_string() },
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                ExchangeError::Closed { peer }
             }
-            _ => Err(self.broken(error)),
+            _ => ExchangeError::Broken { peer, error },
         }
-    }
-
-    fn broken(&self, error: io::Error) -> ExchangeError {
-        ExchangeError::Broken { peer: self.peer, error }
     }
 }
 

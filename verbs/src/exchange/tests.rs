@@ -1,6 +1,7 @@
 //! The frame format, and peers that violate it.
 
 use std::net::Shutdown;
+use std::thread;
 
 use super::*;
 use crate::types::{Gid, Lid, Mtu, Psn, Qpn};

@@ -14,7 +14,7 @@ use std::{
 };
 
 /// The files that decode what others say; a folder stands for its files.
-const PARSERS: [&str; 21] = [
+const PARSERS: [&str; 22] = [
     "softroce/proto/src/wire/",
     "softroce/proto/src/gsi.rs",
     "softroce/proto/src/qp/requester/response.rs",
@@ -35,7 +35,8 @@ const PARSERS: [&str; 21] = [
     "collectives/src/plan/text.rs",
     "perftest/src/classic/wire/qp_info.rs",
     "perftest/src/document.rs",
-    "perftest/src/exchange/frame.rs",
+    "perftest/src/exchange/message.rs",
+    "verbs/rendezvous/src/frame.rs",
 ];
 
 /// Prints a line for each file.

@@ -5,7 +5,8 @@
 //! [`MAX_FRAME`], nothing is allocated before it has arrived, and an invalid frame ends the
 //! connection.
 
-use crate::bootstrap::auth::{FrameMac, TAG};
+use doorbell_rendezvous::{FrameMac, TAG};
+
 use crate::bootstrap::wire::Reader;
 use crate::failure::{Message, ShrinkMessage};
 

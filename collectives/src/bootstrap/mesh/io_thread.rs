@@ -6,14 +6,13 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use doorbell_rendezvous::{Deadline, FrameMac, set_keepalive};
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::frame::{Frame, Inbound};
 use super::state::{PeerState, Shared, State};
-use crate::bootstrap::auth::FrameMac;
-use crate::bootstrap::listener::poll_timeout;
 
 /// Time that a closing mesh tries to send goodbye to peers that do not read.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -57,10 +56,7 @@ impl IoThread {
             stream.set_nonblocking(true)?;
             stream.set_nodelay(true)?;
             // A host that vanishes closes no connection: TCP keepalive detects it.
-            setsockopt(&stream, sockopt::KeepAlive, &true)?;
-            setsockopt(&stream, sockopt::TcpKeepIdle, &KEEPALIVE_INTERVAL_S)?;
-            setsockopt(&stream, sockopt::TcpKeepInterval, &KEEPALIVE_INTERVAL_S)?;
-            setsockopt(&stream, sockopt::TcpKeepCount, &KEEPALIVE_PROBES)?;
+            set_keepalive(&stream, KEEPALIVE_INTERVAL_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES)?;
             setsockopt(&stream, sockopt::TcpUserTimeout, &USER_TIMEOUT_MS)?;
             Ok(PeerStream {
                 stream,
@@ -125,10 +121,7 @@ impl IoThread {
                 peers.push(peer);
             }
         }
-        let timeout = due.map_or(PollTimeout::NONE, |due| {
-            poll_timeout(due.saturating_duration_since(Instant::now()))
-        });
-        match poll(&mut fds, timeout) {
+        match poll(&mut fds, Deadline::from(due).poll_timeout()) {
             Ok(_) => {}
             Err(Errno::EINTR) => return ready,
             Err(e) => {
@@ -220,7 +213,7 @@ impl IoThread {
 
     fn shutdown(mut self) {
         let shared = Arc::clone(&self.shared);
-        let deadline = Instant::now() + GOODBYE_TIMEOUT;
+        let deadline = Deadline::after(GOODBYE_TIMEOUT);
         let mut state = shared.lock();
         for peer in 0..self.links.len() {
             if state.peers[peer].state == PeerState::Connected {
@@ -233,7 +226,7 @@ impl IoThread {
             }
             let peers_with_output = self.peers_with_output(&state);
             let left = (0..self.links.len()).any(|peer| peers_with_output[peer] && self.links[peer].is_some());
-            if !left || Instant::now() >= deadline {
+            if !left || deadline.has_passed() {
                 break;
             }
             drop(state);
@@ -250,10 +243,7 @@ impl IoThread {
                 );
             }
             // Write what can be written until the deadline, whatever poll(2) returns.
-            let _ = poll(
-                &mut fds,
-                poll_timeout(deadline.saturating_duration_since(Instant::now())),
-            );
+            let _ = poll(&mut fds, deadline.poll_timeout());
             state = shared.lock();
         }
         for link in self.links.iter().flatten() {

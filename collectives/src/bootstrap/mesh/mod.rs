@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use doorbell_rendezvous::Connection;
 pub use frame::MAX_MESSAGE;
 
 pub(crate) use frame::{Frame, GroupId, Inbound};
@@ -19,8 +20,6 @@ pub(crate) use frame::{Frame, GroupId, Inbound};
 use io_thread::IoThread;
 use state::{Shared, State, Taken};
 
-use super::auth::Session;
-use super::connection::Connection;
 use super::error::{BootstrapError, in_words};
 use super::join::PeerStreams;
 use super::split::{Choice, divide};
@@ -65,8 +64,8 @@ impl ControlMesh {
     pub(super) fn start(links: PeerStreams, rank: Rank) -> Result<Self, BootstrapError> {
         let members: Arc<[Member]> = links.members.into();
         let split = |connection: Connection| {
-            let Session { send, receive } = connection.session;
-            ((connection.stream, receive), send)
+            let (stream, send, receive) = connection.into_parts();
+            ((stream, receive), send)
         };
         let (streams, macs) = links
             .connections

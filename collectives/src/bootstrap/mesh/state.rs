@@ -6,10 +6,10 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use doorbell_rendezvous::FrameMac;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::frame::{Frame, GroupId};
-use crate::bootstrap::auth::FrameMac;
 use crate::failure::{
     AddressedMessage, Agreement, FailureDetector, Outcome, Outgoing, ProgressMonitor, Proposal, ShrinkMessage, Verdict,
 };

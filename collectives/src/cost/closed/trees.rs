@@ -66,11 +66,22 @@ impl Rates {
             into: bytes,
             ..RankWork::default()
         };
+        let longest = |message: Message| subtrees(ranks).map(|size| message.bytes(size)).fold(0.0, f64::max);
         let to_root = |message: Message, reduces: bool, copied: f64| {
-            let load = self.load(collect(message, reduces, copied));
+            let root = collect(message, reduces, copied);
+            // The root of the largest subtree has as much below, and sends it on.
+            let out = longest(message);
+            let below = RankWork {
+                sends: 1.0,
+                receives: levels - 1.0,
+                out,
+                into: root.into - out,
+                reduced: (root.reduced - out).max(0.0),
+                copied,
+            };
             Slice {
                 path: self.up(ranks, message, reduces).path,
-                load,
+                load: self.load(root).max(self.load(below)),
                 coupled: false,
             }
         };
@@ -80,11 +91,7 @@ impl Rates {
             Collective::Broadcast => self.rooted(self.down(ranks, same), leaf(n), spread(same, n)),
             Collective::Scatter => {
                 let parts = Message::Parts(part);
-                self.rooted(
-                    self.down(ranks, parts),
-                    leaf(subtrees(ranks).map(|size| parts.bytes(size)).fold(0.0, f64::max)),
-                    spread(parts, part),
-                )
+                self.rooted(self.down(ranks, parts), leaf(longest(parts)), spread(parts, part))
             }
             _ => {
                 let (rising, falling) = if collective == Collective::Barrier {
@@ -115,7 +122,7 @@ impl Rates {
         };
         for below in subtrees(size) {
             let bytes = message.bytes(below);
-            let begins = self.up(below, message, reduces).path + self.send;
+            let begins = self.up(below, message, reduces).path + self.giving(bytes);
             arrival.wire_free = arrival.wire_free.max(begins) + bytes * self.wire;
             let takes = self.receive + bytes * (self.take + gamma);
             arrival.path = arrival.path.max(arrival.wire_free + self.latency) + takes;
@@ -128,7 +135,7 @@ impl Rates {
         let (mut posted, mut wire_free, mut last) = (0.0, 0.0f64, 0.0f64);
         for below in subtrees(size).rev() {
             let bytes = message.bytes(below);
-            posted += self.send;
+            posted += self.giving(bytes);
             wire_free = wire_free.max(posted) + bytes * self.wire;
             let there = wire_free + self.latency + self.receive + bytes * self.take;
             last = last.max(there + self.down(below, message));

@@ -5,6 +5,9 @@
 //! lack a slot or a grant are pending, and leave as the peer credits slots or grants memory;
 //! *grants* run ahead of execution as far as memory is free. An action waits for the sends that
 //! read what it writes, as long as they are pending or a device reads their memory.
+//!
+//! Operations overlap: the next one runs when all of one has left, which is complete when its sends
+//! are acknowledged; and grants run ahead into later operations.
 
 mod actions;
 mod execute;
@@ -12,12 +15,14 @@ mod lengths;
 mod staging;
 mod transfer;
 
-use doorbell_verbs::{MemoryError, ProtectionDomain};
+use core::ops::Range;
+
+use doorbell_verbs::ProtectionDomain;
 
 use self::actions::{MemoryRef, Slices, Work};
 pub(super) use self::actions::{SliceActions, SliceOf};
 pub(super) use self::lengths::ExpectedLengths;
-use self::staging::{STAGING_SLOTS, StagingSlots};
+use self::staging::StagingSlots;
 use self::transfer::{InFlight, LineSlots, PendingSend, SimpleSlots, SlotProtocol};
 use super::error::Failed;
 use super::link::Link;
@@ -44,26 +49,26 @@ impl Position {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum DriveResult {
-    Moved,
-    Idle,
-    Done,
-}
-
 // fields: position, grants, sends, and memory of one runner
 pub(super) struct StrandRunner {
     rank: Rank,
     pub(super) channel: u32,
     pub(super) strand: u32,
-    pub(super) rail: usize,
-    pub(super) next: u64,
+    rail: usize,
+    domain: ProtectionDomain,
+    /// The ranks that it exchanges messages with are among these.
+    peers: Range<usize>,
+    /// The number of the operation that it runs, or comes to; those from `first_open` to it await
+    /// acknowledgements.
+    next: u64,
+    first_open: u64,
     running: bool,
     slices: Slices,
     /// The number of slices of the operation on this channel.
     slice_count: u32,
     execution: Position,
-    grants: Position,
+    /// The operation of which messages are granted memory, the running or a later one, and where.
+    grants: (u64, Position),
     /// Control writes are queued that did not fit in the send queue.
     control_writes_pending: bool,
     /// Number of peers to which lengths have been sent, and the lengths still awaited from peers.
@@ -74,9 +79,8 @@ pub(super) struct StrandRunner {
     scratch_memory: Option<Segment>,
     partial_offset: usize,
     receive_staging: StagingSlots,
-    /// Staging of messages from plain memory, with targets and the requests that free slots.
+    /// Staging of messages from plain memory.
     send_staging: StagingSlots,
-    send_staging_use: [(Rank, u64); STAGING_SLOTS as usize],
     lines: Vec<u64>,
     operands: Vec<(BlockForm, *const u8)>,
 }
@@ -95,23 +99,27 @@ fn link(links: &mut [Option<Link>], rank: Rank) -> Result<&mut Link, Failed> {
         })
 }
 
-fn is_confirmed(links: &[Option<Link>], to: Rank, requests: u64) -> bool {
-    links[to.index()].as_ref().is_none_or(|link| link.completed >= requests)
-}
-
 impl StrandRunner {
-    pub(super) fn new(rank: Rank, channel: u32, strand: u32, rail: usize) -> Self {
+    pub(super) fn new(
+        rank: Rank,
+        (channel, strand): (u32, u32),
+        (rail, domain): (usize, &ProtectionDomain),
+        peers: Range<usize>,
+    ) -> Self {
         Self {
             rank,
             channel,
             strand,
             rail,
+            domain: domain.clone(),
+            peers,
             next: 0,
+            first_open: 0,
             running: false,
             slices: Slices::default(),
             slice_count: 0,
             execution: Position::default(),
-            grants: Position::default(),
+            grants: (0, Position::default()),
             control_writes_pending: false,
             lengths_sent: 0,
             awaited_lengths: Vec::new(),
@@ -121,60 +129,88 @@ impl StrandRunner {
             partial_offset: 0,
             receive_staging: StagingSlots::default(),
             send_staging: StagingSlots::default(),
-            send_staging_use: [(Rank(0), 0); STAGING_SLOTS as usize],
             lines: vec![0; LineProtocol::Ll128.slot() / 8],
             operands: Vec::new(),
         }
     }
 
-    fn begin(&mut self, op: &ActiveOperation, domain: &ProtectionDomain) -> Result<(), MemoryError> {
-        self.running = true;
-        (self.execution, self.grants) = (Position::default(), Position::default());
-        if let Some(lengths) = &op.ready.lengths {
-            self.begin_length_exchange(&lengths[self.strand as usize]);
-        }
-        let slices = op.ready.layout.extent.slices;
-        self.slice_count = (slices - self.channel.min(slices)).div_ceil(op.channels);
-        if slices > 1 {
-            self.slices.begin(op, self.place());
-        }
+    /// False while what is sent from memory that it replaces is not acknowledged.
+    fn begin(&mut self, op: &ActiveOperation) -> Result<bool, Failed> {
         let layout = &op.ready.layout;
         if layout.scratch_len + layout.partial_len > 0 {
             let scratch = layout.scratch_len as usize * op.function.bytes(BlockForm::Element);
-            self.partial_offset = scratch.next_multiple_of(64);
-            let len = self.partial_offset + layout.partial_len as usize * op.function.bytes(BlockForm::Partial);
-            if self
-                .scratch_memory
-                .as_ref()
-                .is_none_or(|scratch_memory| scratch_memory.len() < len)
-            {
+            let partial = scratch.next_multiple_of(64);
+            let len = partial + layout.partial_len as usize * op.function.bytes(BlockForm::Partial);
+            let scratch_memory = self.scratch_memory.as_ref();
+            if scratch_memory.is_none_or(|scratch_memory| scratch_memory.len() < len) {
+                if self.first_open < self.next {
+                    return Ok(false);
+                }
                 self.scratch_memory = None;
-                self.scratch_memory = Some(Segment::new([domain], len.next_multiple_of(4096))?);
+                self.scratch_memory = Some(Segment::new([&self.domain], len.next_multiple_of(4096))?);
             }
+            self.partial_offset = partial;
         }
-        if op.ready.has_granted {
-            let fragment = op.transport.fragment();
-            self.receive_staging.ensure(domain, fragment)?;
-            let plain = |data: &Data| matches!(data, Data::Plain(_));
-            if plain(&op.input) || plain(&op.output) {
-                self.send_staging.ensure(domain, fragment)?;
-            }
+        self.running = true;
+        self.execution = Position::default();
+        self.grants = self.grants.max((self.next, Position::default()));
+        if let Some(lengths) = &op.ready.lengths {
+            self.begin_length_exchange(&lengths[self.strand as usize]);
         }
-        Ok(())
+        self.slice_count = self.slices_of(op);
+        if layout.extent.slices > 1 {
+            self.slices.begin(op, self.place());
+        }
+        Ok(true)
     }
 
+    /// The number of slices of an operation on this channel.
+    #[inline]
+    fn slices_of(&self, op: &ActiveOperation) -> u32 {
+        let slices = op.ready.layout.extent.slices;
+        (slices - self.channel.min(slices)).div_ceil(op.channels)
+    }
+
+    /// Runs the operations from its next one on until it would block; the first of them has number
+    /// `first`. Returns whether there was progress.
+    ///
     /// # Errors
     /// Device errors, as the engine's failure.
     #[inline]
     pub(super) fn drive(
         &mut self,
-        op: &ActiveOperation,
+        first: u64,
+        operations: &mut [ActiveOperation],
         links: &mut [Option<Link>],
-        domain: &ProtectionDomain,
-    ) -> Result<DriveResult, Failed> {
-        if !self.running {
-            self.begin(op, domain)
-                .map_err(|error| Failed::Device(error.to_string()))?;
+    ) -> Result<bool, Failed> {
+        self.next = self.next.max(first);
+        self.first_open = self.first_open.max(first);
+        let mut moved = false;
+        while let Some(op) = operations.get((self.next - first) as usize) {
+            if op.uses(self.channel, self.strand) {
+                let (further, has_left) = self.drive_operation(op, links)?;
+                moved |= further;
+                if !has_left {
+                    break;
+                }
+                self.running = false;
+            }
+            self.next += 1;
+        }
+        if self.next + 1 < first + operations.len() as u64 {
+            moved |= self.grant_ahead(first, operations, links)?;
+        }
+        if moved || self.control_writes_pending {
+            self.flush_control_writes(links)?;
+        }
+        Ok(self.complete(first, operations, links) || moved)
+    }
+
+    /// Returns whether there was progress, and whether all of the operation has left.
+    #[inline]
+    fn drive_operation(&mut self, op: &ActiveOperation, links: &mut [Option<Link>]) -> Result<(bool, bool), Failed> {
+        if !self.running && !self.begin(op)? {
+            return Ok((false, false));
         }
         if op.ready.only_slice.is_some() {
             return self.run_by_transport(op, &mut Slices::default(), links);
@@ -186,13 +222,43 @@ impl StrandRunner {
         driven
     }
 
+    /// Completes operations that have left and are acknowledged. Returns whether there are any.
+    #[inline]
+    fn complete(&mut self, first: u64, operations: &mut [ActiveOperation], links: &[Option<Link>]) -> bool {
+        let unconfirmed = self.unconfirmed(links);
+        if unconfirmed.is_none() {
+            self.in_flight.clear();
+        }
+        let until = unconfirmed.map_or(self.next, |send| send.operation.min(self.next));
+        let before = self.first_open;
+        while self.first_open < until {
+            let op = &mut operations[(self.first_open - first) as usize];
+            if op.uses(self.channel, self.strand) {
+                op.complete_runner();
+            }
+            self.first_open += 1;
+        }
+        self.first_open > before
+    }
+
+    fn flush_control_writes(&mut self, links: &mut [Option<Link>]) -> Result<(), Failed> {
+        self.control_writes_pending = false;
+        for to in links[self.peers.clone()].iter_mut().flatten() {
+            to.flush_control_writes()?;
+            // Otherwise the peer would wait for the credits in them, and this rank for the peer's
+            // next message.
+            self.control_writes_pending |= to.has_control_writes();
+        }
+        Ok(())
+    }
+
     #[inline(always)]
     fn run_by_transport(
         &mut self,
         op: &ActiveOperation,
         slices: &mut Slices,
         links: &mut [Option<Link>],
-    ) -> Result<DriveResult, Failed> {
+    ) -> Result<(bool, bool), Failed> {
         match op.transport {
             Transport::Lines(lines) => self.run(op, LineSlots(lines), slices, links),
             Transport::Simple { granted_from, .. } => self.run(op, SimpleSlots { granted_from }, slices, links),
@@ -206,7 +272,7 @@ impl StrandRunner {
         protocol: impl SlotProtocol,
         slices: &mut Slices,
         links: &mut [Option<Link>],
-    ) -> Result<DriveResult, Failed> {
+    ) -> Result<(bool, bool), Failed> {
         let (mut moved, mut blocked, mut done) = (false, false, false);
         if let Some(lengths) = &op.ready.lengths {
             let lengths = &lengths[self.strand as usize];
@@ -214,7 +280,8 @@ impl StrandRunner {
             blocked = self.lengths_sent < lengths.len();
         }
         while !blocked {
-            let mut further = op.ready.has_granted && self.grant(op, slices, links)?;
+            let grants = op.ready.has_granted && self.grants.0 == self.next;
+            let mut further = grants && self.grant(op, slices, links)?;
             further |= self.execute(op, protocol, slices, links)?;
             if !self.pending.is_empty() {
                 further |= self.send_pending(op, protocol, slices, links)?;
@@ -223,21 +290,7 @@ impl StrandRunner {
             done = self.is_executed() && self.pending.is_empty();
             blocked = done || !further;
         }
-        if moved || self.control_writes_pending {
-            self.control_writes_pending = false;
-            for to in links.iter_mut().flatten() {
-                to.flush_control_writes()?;
-                // Otherwise the peer would wait for the credits in them, and this rank for the
-                // peer's next message.
-                self.control_writes_pending |= to.has_control_writes();
-            }
-        }
-        if done && self.awaited_lengths.is_empty() && self.unconfirmed(links).is_none() {
-            self.running = false;
-            self.in_flight.clear();
-            return Ok(DriveResult::Done);
-        }
-        Ok(if moved { DriveResult::Moved } else { DriveResult::Idle })
+        Ok((moved, done && self.awaited_lengths.is_empty()))
     }
 
     #[inline]
@@ -250,37 +303,41 @@ impl StrandRunner {
         (self.channel, self.strand)
     }
 
-    /// A rank that has not acknowledged what a device sends it.
+    /// The first message that a device still reads.
     #[inline]
-    fn unconfirmed(&self, links: &[Option<Link>]) -> Option<Rank> {
-        let staged = (self.send_staging.released..self.send_staging.acquired)
-            .map(|copy| self.send_staging_use[(copy % STAGING_SLOTS) as usize]);
-        let in_flight = self.in_flight.iter().map(|send| (send.to, send.number));
-        staged
-            .chain(in_flight)
-            .find(|(to, number)| !is_confirmed(links, *to, *number))
-            .map(|(to, _)| to)
+    fn unconfirmed(&self, links: &[Option<Link>]) -> Option<InFlight> {
+        self.in_flight.iter().copied().find(|send| !send.is_confirmed(links))
     }
 
-    /// The slice, step and rank that it waits for, and what.
+    /// The first operation that is not complete.
+    pub(super) fn first_open(&self) -> u64 {
+        self.first_open
+    }
+
+    /// Of the last message that it ran: its fragments that have left or arrived.
+    pub(super) fn part(&self) -> u32 {
+        self.pending.first().map_or(self.execution.action, |send| send.next)
+    }
+
+    /// The slice, step and rank that the first operation that is not complete waits for, and what.
     pub(super) fn waits_for(&self, op: &ActiveOperation, links: &[Option<Link>]) -> Option<(u32, u32, Rank, Awaited)> {
+        let slice = |index| self.channel + index * op.channels;
+        if self.first_open < self.next {
+            let last = slice(self.slices_of(op).saturating_sub(1));
+            let steps = op.ready.program.strands[self.strand as usize].instructions.len();
+            let to = self.unconfirmed(links)?.to;
+            return Some((last, steps as u32, to, Awaited::Acknowledgement));
+        }
         if !self.running {
             return None;
         }
-        let slice = |index| self.channel + index * op.channels;
         let of_send = |send: &PendingSend| (slice(send.slice), send.step, send.to, Awaited::Credit);
         if let Some(wait) = self.waits_for_lengths(op) {
             return Some(wait);
         }
         let actions = self.slices.get(op, self.strand, self.execution.slice);
         let Some(action) = actions.and_then(|slice| slice.actions.get(self.execution.action as usize)) else {
-            let steps = op.ready.program.strands[self.strand as usize].instructions.len();
-            let acknowledgement = || {
-                let last = self.slice_count.saturating_sub(1);
-                let to = self.unconfirmed(links)?;
-                Some((slice(last), steps as u32, to, Awaited::Acknowledgement))
-            };
-            return self.pending.first().map(of_send).or_else(acknowledgement);
+            return self.pending.first().map(of_send);
         };
         let at = (slice(self.execution.slice), action.step);
         if let Some(to) = self.reader_of_target(op, action, &self.slices, links) {

@@ -3,12 +3,12 @@
 use doorbell_verbs::BufferAlias;
 
 use super::actions::{Action, MemoryRef, Slices, Work};
-use super::staging::STAGING_SLOTS;
-use super::{Position, StrandRunner, is_confirmed, link};
+use super::{Position, StrandRunner, link};
 use crate::executor::error::Failed;
 use crate::executor::link::Link;
 use crate::executor::operation::ActiveOperation;
 use crate::executor::program::StepRef;
+use crate::plan::PlanMemory;
 use crate::protocol::LineProtocol;
 use crate::types::Rank;
 
@@ -19,17 +19,25 @@ pub(super) struct PendingSend {
     pub(super) slice: u32,
     pub(super) step: u32,
     /// The actions that are left.
-    next: u32,
+    pub(super) next: u32,
     end: u32,
 }
 
 /// Memory that a device reads, until the completion of requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InFlight {
+    pub(super) operation: u64,
     pub(super) to: Rank,
     /// The number of requests.
-    pub(super) number: u64,
+    number: u64,
     memory: (usize, usize),
+}
+
+impl InFlight {
+    pub(super) fn is_confirmed(&self, links: &[Option<Link>]) -> bool {
+        let link = links[self.to.index()].as_ref();
+        link.is_none_or(|link| link.completed >= self.number)
+    }
 }
 
 fn overlap(a: (usize, usize), b: (usize, usize)) -> bool {
@@ -109,6 +117,35 @@ impl SlotProtocol for SimpleSlots {
 }
 
 impl StrandRunner {
+    /// Grants memory for messages of operations behind the running one. Returns whether there was
+    /// progress.
+    pub(super) fn grant_ahead(
+        &mut self,
+        first: u64,
+        operations: &[ActiveOperation],
+        links: &mut [Option<Link>],
+    ) -> Result<bool, Failed> {
+        self.grants = self.grants.max((self.next, Position::default()));
+        let mut moved = false;
+        while let Some(op) = operations.get((self.grants.0 - first) as usize) {
+            if op.ready.has_granted && op.uses(self.channel, self.strand) {
+                if self.grants_ahead() && op.ready.only_slice.is_some() {
+                    moved |= self.grant(op, &Slices::default(), links)?;
+                }
+                if self.grants.1.slice < self.slices_of(op) {
+                    break;
+                }
+            }
+            self.grants = (self.grants.0 + 1, Position::default());
+        }
+        Ok(moved)
+    }
+
+    /// Whether messages of an operation are granted memory that does not run yet.
+    fn grants_ahead(&self) -> bool {
+        self.grants.0 > self.next || !self.running
+    }
+
     /// Grants memory for messages at and ahead of execution. Returns whether there was progress.
     pub(super) fn grant(
         &mut self,
@@ -117,16 +154,16 @@ impl StrandRunner {
         links: &mut [Option<Link>],
     ) -> Result<bool, Failed> {
         let mut moved = false;
-        while let Some(slice) = slices.get(op, self.strand, self.grants.slice) {
-            let Some(action) = slice.actions.get(self.grants.action as usize) else {
-                self.grants = self.grants.next_slice();
+        while let Some(slice) = slices.get(op, self.strand, self.grants.1.slice) {
+            let Some(action) = slice.actions.get(self.grants.1.action as usize) else {
+                self.grants.1 = self.grants.1.next_slice();
                 continue;
             };
             let (from, into) = match action.work {
                 Work::Recv { from, into } => (from, Some(into)),
                 Work::RecvReduce { from, .. } => (from, None),
                 _ => {
-                    self.grants.action += 1;
+                    self.grants.1.action += 1;
                     continue;
                 }
             };
@@ -134,13 +171,13 @@ impl StrandRunner {
                 if !link(links, from)?.may_grant() {
                     break;
                 }
-                let Some((addr, rkey)) = self.granted_memory(op, (action, into), slices, links) else {
+                let Some((addr, rkey)) = self.granted_memory(op, (action, into), slices, links)? else {
                     break;
                 };
                 link(links, from)?.grant(addr, rkey, action.len as u32, action.rest);
                 moved = true;
             }
-            self.grants.action += 1;
+            self.grants.1.action += 1;
         }
         Ok(moved)
     }
@@ -153,29 +190,34 @@ impl StrandRunner {
         (action, into): (&Action, Option<MemoryRef>),
         slices: &Slices,
         links: &[Option<Link>],
-    ) -> Option<(u64, u32)> {
+    ) -> Result<Option<(u64, u32)>, Failed> {
         if action.len == 0 {
-            return Some((0, 0));
+            return Ok(Some((0, 0)));
         }
         if let Some((segment, rail, offset)) = into.and_then(|into| self.registered(op, into)) {
             let strand = &op.ready.program.strands[self.strand as usize];
             let free_after = strand.instructions[action.step as usize].free_after;
-            let free = self.has_passed(op, free_after, slices);
-            if !free || self.reader_of_target(op, action, slices, links).is_some() {
-                return None;
-            }
-            return Some((segment.start().addr() as u64 + offset as u64, segment.rkey(rail)));
+            // No operation writes what others in flight access; scratch memory is all operations'.
+            let free = if self.grants_ahead() {
+                free_after.is_none() && into.is_some_and(|into| into.place == PlanMemory::Output)
+            } else {
+                self.has_passed(op, free_after, slices) && self.reader_of_target(op, action, slices, links).is_none()
+            };
+            let addr = segment.start().addr() as u64 + offset as u64;
+            return Ok(free.then(|| (addr, segment.rkey(rail))));
         }
         let staging = &mut self.receive_staging;
-        let number = staging.acquire()?;
-        let rkey = staging.memory.as_ref()?.rkey(0);
-        Some((staging.start(number).addr() as u64, rkey))
+        let number = staging.acquire(&self.domain, action.len)?;
+        let rkey = staging.memory.as_ref().map(|memory| memory.rkey(0));
+        Ok(number
+            .zip(rkey)
+            .map(|(number, rkey)| (staging.start(number).addr() as u64, rkey)))
     }
 
     /// Whether execution is behind this step, seen from the position of grants.
     fn has_passed(&self, op: &ActiveOperation, step: Option<StepRef>, slices: &Slices) -> bool {
         let Some(step) = step else { return true };
-        let Some(slice) = self.grants.slice.checked_sub(step.slices_back) else {
+        let Some(slice) = self.grants.1.slice.checked_sub(step.slices_back) else {
             return true;
         };
         let Position { slice: current, action } = self.execution;
@@ -211,7 +253,7 @@ impl StrandRunner {
                 _ => false,
             })
         };
-        let in_flight = |send: &&InFlight| overlap(send.memory, target) && !is_confirmed(links, send.to, send.number);
+        let in_flight = |send: &&InFlight| overlap(send.memory, target) && !send.is_confirmed(links);
         let pending = self.pending.iter().find(reads_target).map(|send| send.to);
         pending.or_else(|| self.in_flight.iter().find(in_flight).map(|send| send.to))
     }
@@ -325,53 +367,58 @@ impl StrandRunner {
             });
         }
         let registered = self.registered(op, from);
-        let registered = registered.map(|(segment, rail, offset)| segment.alias(rail, offset, len));
-        let (source, staged) = match registered {
-            _ if len == 0 => (None, false),
-            Some(source) => (source, false),
-            None => (self.staged_copy(op, from, len, links), true),
+        let registered = registered.and_then(|(segment, rail, offset)| segment.alias(rail, offset, len));
+        let source = match registered {
+            _ if len == 0 => None,
+            Some(source) => Some((source, self.address(op, from))),
+            None => self.staged_copy(op, from, len, links)?,
         };
         if source.is_none() && len > 0 {
             return Ok(false);
         }
-        let number = link(links, to)?.send_granted(source.map(|source| (source, len)))?;
-        if staged {
-            let copy = self.send_staging.acquired - 1;
-            self.send_staging_use[(copy % STAGING_SLOTS) as usize] = (to, number);
-        } else {
-            let start = self.address(op, from).addr();
-            self.in_flight.retain(|send| !is_confirmed(links, send.to, send.number));
-            self.in_flight.push(InFlight {
-                to,
-                number,
-                memory: (start, start + len),
-            });
+        let start = source.as_ref().map_or(0, |(_, start)| start.addr());
+        let message = source.map(|(source, _)| (source, len));
+        let number = link(links, to)?.send_granted(message)?;
+        if self.in_flight.len() == self.in_flight.capacity() {
+            self.in_flight.retain(|send| !send.is_confirmed(links));
         }
+        self.in_flight.push(InFlight {
+            operation: self.next,
+            to,
+            number,
+            memory: (start, start + len),
+        });
         Ok(true)
     }
 
-    /// A copy of a message in the send staging buffer; `None` while no slot is free.
+    /// A copy of a message in the send staging buffer, and its address; `None` while no slot is
+    /// free.
     fn staged_copy(
         &mut self,
         op: &ActiveOperation,
         from: MemoryRef,
         len: usize,
         links: &[Option<Link>],
-    ) -> Option<BufferAlias> {
+    ) -> Result<Option<(BufferAlias, *mut u8)>, Failed> {
         let from = self.address(op, from).cast_const();
         let staging = &mut self.send_staging;
-        while staging.released < staging.acquired {
-            let (to, number) = self.send_staging_use[(staging.released % STAGING_SLOTS) as usize];
-            if !is_confirmed(links, to, number) {
-                break;
-            }
+        let is_read = |start: *mut u8| {
+            let mut sends = self.in_flight.iter();
+            sends.any(|send| send.memory.0 == start.addr() && !send.is_confirmed(links))
+        };
+        while staging.released < staging.acquired && !is_read(staging.start(staging.released)) {
             staging.released += 1;
         }
-        let number = staging.acquire()?;
+        let Some(number) = staging.acquire(&self.domain, len)? else {
+            return Ok(None);
+        };
+        let start = staging.start(number);
         // SAFETY: the message lies in its memory, which the operation owns and nothing writes; a
-        // slot is as long as a fragment, and its last message has been acknowledged.
-        unsafe { core::ptr::copy_nonoverlapping(from, staging.start(number), len) };
-        staging.memory.as_ref()?.alias(0, staging.offset(number), len)
+        // slot is as long, and its last message has been acknowledged.
+        unsafe { core::ptr::copy_nonoverlapping(from, start, len) };
+        let memory = staging.memory.as_ref();
+        let copy = memory.and_then(|memory| memory.alias(0, staging.offset(number), len));
+        Ok(copy.map(|copy| (copy, start)))
     }
 
     /// Receives a message, `into` its target if that is where it can be. Returns its address, valid

@@ -15,8 +15,8 @@ pub(super) struct LinkCosts {
     pub(super) lone: f64,
     pub(super) confirm: u64,
     pub(super) quiet: u64,
-    /// Fractions of β in the sender's and the receiver's processor; the rest occupies links.
-    pub(super) parts: (f64, f64),
+    data_mover: DataMover,
+    protocol: Protocol,
     pub(super) cost: MessageCost,
 }
 
@@ -31,21 +31,15 @@ impl LinkCosts {
             lone: cost.receive_only_ns * 1e3,
             confirm: Time::from_ns(cost.confirm_ns).0,
             quiet: Time::from_ns(cost.send_only_ns).0,
-            parts: match (data_mover, protocol) {
-                (DataMover::Device, _) => (0.0, 0.0),
-                (DataMover::Receiver, Protocol::Ll | Protocol::Ll128) if cost.bytes.is_some() => (0.5, 0.5),
-                (DataMover::Receiver, _) => (0.0, 1.0),
-            },
+            data_mover,
+            protocol,
             cost: *cost,
         }
     }
 
+    /// Fractions of β in the sender's and the receiver's processor; the rest occupies links.
     pub(super) fn parts(&self, bytes: f64) -> (f64, f64) {
-        if self.cost.is_copied(bytes) {
-            (0.5, 0.5)
-        } else {
-            self.parts
-        }
+        self.data_mover.shares(self.protocol, bytes)
     }
 
     /// The sender's wait for the acknowledgement of a message of so many bytes, ps.

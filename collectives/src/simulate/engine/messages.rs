@@ -17,10 +17,7 @@ impl Simulation<'_> {
             let there = now.saturating_add(self.prices(from.0, rank).grant);
             let grants = self.grants.entry(key(id, from)).or_default();
             match grants.ungranted.pop_front() {
-                Some(ungranted) => {
-                    let leaves = ungranted.posted.max(there);
-                    self.leave(id, from, (leaves, leaves), ungranted.bytes, ungranted.forwarded);
-                }
+                Some(ungranted) => self.leave_granted(id, from, &ungranted, there),
                 None => grants.unused.push_back(there),
             }
         }
@@ -44,7 +41,7 @@ impl Simulation<'_> {
 
     pub(super) fn touched(&self, message: f64) -> f64 {
         let shape = self.schedule.shape();
-        self.work.touched(shape.collective, shape.ranks(), message)
+        self.operation.touched(shape.collective, shape.ranks(), message)
     }
 
     pub(super) fn others(&self, rank: u32, now: u64) -> f64 {
@@ -140,9 +137,7 @@ impl Simulation<'_> {
         let rank = self.threads[id].rank;
         let prices = self.prices(rank, to.0);
         let moving = prices.moving(bytes, self.touched(bytes), forwarded, self.others(rank, now));
-        let parts = prices.parts(bytes);
-        let posted = self.work(rank, now, prices.send + moving * parts.0);
-        self.ranks[rank as usize].sent = Some(posted);
+        let packed = moving * prices.parts(bytes).0;
         let connection = id as u32 % self.connections;
         let (receiver, from) = match self.scope {
             Scope::All => (to.index() * self.connections as usize + connection as usize, Rank(rank)),
@@ -152,26 +147,45 @@ impl Simulation<'_> {
                 (id, order[(2 * order.len() - onwards) % order.len()])
             }
         };
-        let packed = moving * parts.0;
-        let later = (packed - packed / self.packs(bytes)).round() as u64;
         self.messages += 1;
         if prices.confirm(bytes) > 0 {
             self.threads[id].unconfirmed += 1;
         }
         if prices.grant == 0 || bytes <= EAGER_BYTES as f64 {
+            let posted = self.work(rank, now, prices.send + packed);
+            self.ranks[rank as usize].sent = Some(posted);
+            let later = (packed - packed / self.packs(bytes)).round() as u64;
             self.leave(receiver, from, (posted.saturating_sub(later), posted), bytes, forwarded);
             return posted;
         }
+        let posted = self.work(rank, now, prices.send);
+        self.ranks[rank as usize].sent = Some(posted);
+        let message = UngrantedMessage {
+            posted,
+            packed,
+            bytes,
+            forwarded,
+        };
         let grants = self.grants.entry(key(receiver, from)).or_default();
         match grants.unused.pop_front() {
-            Some(there) => self.leave(receiver, from, (posted.max(there), posted.max(there)), bytes, forwarded),
-            None => grants.ungranted.push_back(UngrantedMessage {
-                posted,
-                bytes,
-                forwarded,
-            }),
+            Some(there) => self.leave_granted(receiver, from, &message, there),
+            None => grants.ungranted.push_back(message),
         }
-        posted
+        self.ranks[rank as usize].free
+    }
+
+    /// A message leaves that was granted at the sender at this time; its processor may move it.
+    fn leave_granted(&mut self, receiver: usize, from: Rank, message: &UngrantedMessage, there: u64) {
+        let sender = match self.scope {
+            Scope::All => from.0,
+            Scope::Representative => self.threads[receiver].rank,
+        };
+        let leaves = message.posted.max(there);
+        let leaves = match message.packed {
+            0.0 => leaves,
+            packed => self.work(sender, leaves, packed),
+        };
+        self.leave(receiver, from, (leaves, leaves), message.bytes, message.forwarded);
     }
 
     /// A message from `from` to a thread leaves: its first part, and its last one.

@@ -8,8 +8,9 @@ use super::types::{DataType, OperandKind, Operator, Scalar};
 pub const MAX_SOURCES: usize = 8;
 /// The maximum number of threads per block.
 pub const MAX_THREADS: u32 = 512;
-/// Bytes of a vector access: the group of elements that a thread loads or stores at once.
-const GROUP: u64 = 16;
+/// Bytes of a group, the elements that a thread loads or stores at once, where every memory can be
+/// aligned to it.
+const WIDE_GROUP: u64 = 16;
 
 /// A source given by its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,23 +129,71 @@ impl fmt::Display for KernelName {
     }
 }
 
-/// The kernel's parameter: `doorbell::Arguments` of kernels/reduce.cu, which documents the fields.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[repr(C)]
-pub struct Arguments {
-    sources: [u64; MAX_SOURCES],
-    scalars: [u64; MAX_SOURCES],
-    into: u64,
-    elements: u64,
-    head: u64,
-    groups: u64,
-    count: u32,
-    partials: u32,
-    divisor: u32,
-    reserved: u32,
+crate::kernel_arguments! {
+    constants {
+        const MOST_SOURCES: i32 = MAX_SOURCES as i32;
+        /// Per block.
+        const MOST_THREADS: i32 = MAX_THREADS as i32;
+    }
+    /// The launch argument of a reduction.
+    // fields: the layout of the kernel's parameter.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct Arguments as Arguments in "reduce" {
+        sources: [u64; MAX_SOURCES],
+        /// For scaled sums: the bits of each source's scalar, in the accumulator type. Partial
+        /// results are not scaled.
+        scalars: [u64; MAX_SOURCES],
+        into: u64,
+        elements: u64,
+        /// Elements before the first group, and the number of groups.
+        head: u64,
+        groups: u64,
+        count: u32,
+        /// A bit per source that is partial results, and one above them for the target.
+        partials: u32,
+        /// For averages.
+        divisor: Divisor,
+        /// Bytes of a group in memories of elements.
+        group: u32,
+    }
 }
 
-const _: () = assert!(size_of::<Arguments>() == 176);
+crate::kernel_arguments! {
+    constants {}
+    /// A number of ranks to divide by, with its reciprocal: for narrow floats, `high` is the
+    /// greatest binary32 below it, and `low` the rest; for 8-bit integers `high` is the least
+    /// multiple of 2^-16 above it.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub(super) struct Divisor as Divisor in "divisor" {
+        pub(super) ranks: u32,
+        pub(super) high: u32,
+        pub(super) low: u32,
+    }
+}
+
+impl crate::arguments::Field for Divisor {
+    const TYPE: &'static str = "Divisor";
+}
+
+impl Divisor {
+    pub(super) fn new(data: DataType, ranks: u32) -> Self {
+        let (high, low) = match data {
+            DataType::I8 | DataType::U8 => (65536 / ranks + 1, 0),
+            _ => {
+                let reciprocal = f64::from(ranks).recip();
+                let nearest = reciprocal as f32;
+                let below = if f64::from(nearest) < reciprocal {
+                    nearest
+                } else {
+                    nearest.next_down()
+                };
+                let rest = (reciprocal - f64::from(below)) as f32;
+                (below.to_bits(), rest.to_bits())
+            }
+        };
+        Self { ranks, high, low }
+    }
+}
 
 /// A launch configuration, for tuning. No more threads are launched than there is work for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -295,46 +344,70 @@ fn function(
         // Partial results are divided when they are finished.
         Operator::Avg { .. } if into == OperandKind::Partial => Function::Sum,
         Operator::Avg { ranks } => {
-            arguments.divisor = ranks;
+            arguments.divisor = Divisor::new(data, ranks);
             Function::Avg
         }
     })
 }
 
 impl Arguments {
-    /// Divides the elements into head, vectorized groups and tail; head alone if none is aligned.
+    /// Divides the elements into head, groups and tail. Groups are of 16 bytes if every memory can
+    /// be aligned to that; otherwise the target alone is aligned, or with partial results nothing.
     fn divide(&mut self, data: DataType) {
         let forms = (0..self.count as usize).map(|index| (self.sources[index], self.partials >> index & 1 == 1));
         let target = (self.into, self.partials >> MAX_SOURCES & 1 == 1);
         let is_aligned = |head: u64| {
             forms.clone().chain([target]).all(|(address, is_partial)| {
                 let bytes = if is_partial { 4 } else { data.bytes() as u64 };
-                (address + head * bytes).is_multiple_of(GROUP)
+                (address + head * bytes).is_multiple_of(WIDE_GROUP)
             })
         };
-        let each = GROUP / data.bytes() as u64;
-        match (0..each.min(self.elements)).find(|&head| is_aligned(head)) {
-            Some(head) => {
-                self.head = head;
-                self.groups = (self.elements - head) / each;
+        let bytes = data.bytes() as u64;
+        let each = WIDE_GROUP / bytes;
+        let wide = (0..each.min(self.elements)).find(|&head| is_aligned(head));
+        let (head, group) = match wide {
+            Some(head) => (head, WIDE_GROUP),
+            None if self.partials != 0 => (self.elements, WIDE_GROUP),
+            None => {
+                let group = bytes.max(4);
+                let head = (self.into.next_multiple_of(group) - self.into) / bytes;
+                (head.min(self.elements), group)
             }
-            None => self.head = self.elements,
+        };
+        (self.head, self.group) = (head, group as u32);
+        self.groups = (self.elements - head) / (group / bytes);
+    }
+
+    /// Groups per thread and tile, as in the kernel.
+    fn unroll(&self, data: DataType, config: LaunchConfig) -> u64 {
+        let wide = u64::from(config.unroll.max(1));
+        match (self.partials, u64::from(self.group), data.bytes()) {
+            (0, WIDE_GROUP, 1) => wide.div_ceil(2),
+            (0, WIDE_GROUP, _) => wide,
+            (0, _, 4) => 8,
+            (0, ..) => 4,
+            // Each thread takes four times four elements.
+            (_, _, bytes) => bytes as u64,
         }
     }
 
     /// The larger of one block per tile and one thread per head or tail element.
     fn blocks(&self, data: DataType, config: LaunchConfig) -> u32 {
         let threads = u64::from(config.threads);
-        let each = GROUP / data.bytes() as u64;
-        let unroll = u64::from(config.unroll.max(1));
-        let tiles = match (self.partials, data.bytes()) {
-            (0, 1) => self.groups.div_ceil(threads * unroll.div_ceil(2)),
-            (0, _) => self.groups.div_ceil(threads * unroll),
-            // Each thread takes four times four elements.
-            _ => (self.groups * each).div_ceil(threads * 16),
-        };
-        let single = self.elements - self.groups * each;
+        let tiles = self.groups.div_ceil(threads * self.unroll(data, config));
+        let single = self.elements - self.groups * (u64::from(self.group) / data.bytes() as u64);
         let most = u64::from(config.blocks.clamp(1, i32::MAX as u32));
         tiles.max(single.div_ceil(threads)).min(most) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::arguments::Arguments as _;
+
+    #[test]
+    fn the_kernels_headers_are_committed() {
+        super::Arguments::header().check(env!("CARGO_MANIFEST_DIR"));
+        super::Divisor::header().check(env!("CARGO_MANIFEST_DIR"));
     }
 }

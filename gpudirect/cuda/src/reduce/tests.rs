@@ -1,6 +1,6 @@
 //! Tests of validation and work division; tests/gpu runs the kernels, on a GPU and on the host.
 
-use super::plan::Function;
+use super::plan::{Divisor, Function};
 use super::*;
 
 const SHAPE: LaunchConfig = LaunchConfig {
@@ -85,16 +85,61 @@ fn equally_aligned_memories_have_head_and_tail() {
 }
 
 #[test]
-fn differently_aligned_memories_have_no_groups() {
-    let reduction = sum(
-        DataType::F16,
-        &[elements(0x1000), elements(0x2002)],
-        (OperandKind::Element, 0x3000),
-        1000,
-    );
-    let reduction = reduction.unwrap();
+fn differently_aligned_memories_have_groups_of_the_target() {
+    for (data, target, head, groups, group) in [
+        (DataType::F16, 0, 0, 500, 4),
+        (DataType::F16, 2, 1, 499, 4),
+        (DataType::U8, 1, 3, 249, 4),
+        (DataType::F32, 4, 0, 1000, 4),
+        (DataType::I64, 0, 0, 1000, 8),
+    ] {
+        let bytes = data.bytes() as u64;
+        let sources = [elements(0x1000 + target), elements(0x1_2000 + target + bytes)];
+        let reduction = sum(data, &sources, (OperandKind::Element, 0x3_0000 + target), 1000).unwrap();
+        let found = format!("{:?}", reduction.arguments);
+        assert!(
+            found.contains(&format!("head: {head}, groups: {groups},"))
+                && found.contains(&format!("group: {group} }}")),
+            "{data} {target}: {found}"
+        );
+    }
+    // Partial results have groups of 16 bytes alone.
+    let sources = [elements(0x1000), partials(0x2004)];
+    let reduction = sum(DataType::F16, &sources, (OperandKind::Element, 0x9000), 1000).unwrap();
     assert!(format!("{:?}", reduction.arguments).contains("head: 1000, groups: 0,"));
     assert_eq!(reduction.blocks, 16);
+}
+
+/// `Division` of kernels/arithmetic.cuh: every value of 8 bits, and floats of all magnitudes.
+#[test]
+fn products_with_the_reciprocal_are_the_quotients() {
+    let divisors = (1..=1024).chain((1..=20).flat_map(|shift| [(1 << shift) - 1, 1 << shift, (1 << shift) + 1]));
+    for ranks in divisors.filter(|ranks| (1..=1 << 20).contains(ranks)) {
+        let divisor = Divisor::new(DataType::I8, ranks);
+        for value in -128..256 {
+            let product = (value * divisor.high as i32 >> 16) + i32::from(value < 0);
+            assert_eq!(
+                i64::from(product),
+                i64::from(value) / i64::from(ranks),
+                "{value} / {ranks}"
+            );
+        }
+        let divisor = Divisor::new(DataType::Bf16, ranks);
+        let (high, low) = (f32::from_bits(divisor.high), f32::from_bits(divisor.low));
+        let mut bits = ranks;
+        for _ in 0..2000 {
+            bits = bits.wrapping_mul(0x915f_77f5).wrapping_add(0x9e37_79b9);
+            let value = f32::from_bits(bits);
+            if value.abs() >= 2f32.powi(-64) || value == 0.0 {
+                let product = value.mul_add(high, value * low);
+                assert_eq!(product.to_bits(), (value / ranks as f32).to_bits(), "{value} / {ranks}");
+            }
+        }
+        for value in [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN] {
+            let product = value.mul_add(high, value * low);
+            assert_eq!(product.to_bits(), (value / ranks as f32).to_bits(), "{value} / {ranks}");
+        }
+    }
 }
 
 #[test]
@@ -210,6 +255,6 @@ fn averages_are_divided_when_elements_are_finished() {
     };
     let finished = of(OperandKind::Element);
     assert_eq!(finished.kernel.to_string(), "reduce_bf16_avg");
-    assert!(format!("{:?}", finished.arguments).contains("divisor: 7,"));
+    assert!(format!("{:?}", finished.arguments).contains("divisor: Divisor { ranks: 7,"));
     assert_eq!(of(OperandKind::Partial).kernel.to_string(), "reduce_bf16_sum");
 }

@@ -265,6 +265,7 @@ impl Connection {
             rnr_retry_count: accept.rnr_retry_count,
             srq: accept.srq,
             guid: self.guid,
+            ece: accept.ece,
             private_data: accept.private_data.clone(),
         });
         self.state = State::RepSent;
@@ -425,6 +426,7 @@ impl Connection {
             flow_control: rep.flow_control,
             rnr_retry_count: rep.rnr_retry_count,
             srq: rep.srq,
+            ece: rep.ece,
             private_data: rep.private_data,
         };
         self.push_event(

@@ -140,6 +140,7 @@ impl Cm {
             retry_count: req.retry_count,
             rnr_retry_count: req.rnr_retry_count,
             srq: req.srq,
+            ece: req.ece,
             private_data: req.private_data,
         };
         self.out.events.push_back(CmEvent::Request {

@@ -29,6 +29,8 @@ pub(super) struct Header {
     pub(super) transaction: u64,
     /// Attribute id: the message type.
     pub(super) attribute: u16,
+    /// Attribute modifier: [`Ece::options`](super::Ece::options) in a REQ or REP, 0 otherwise.
+    pub(super) modifier: u32,
 }
 
 impl Header {
@@ -41,6 +43,7 @@ impl Header {
         let header = Self {
             transaction: u64::from_be_bytes(*header[8..].first_chunk()?),
             attribute: u16::from_be_bytes(*header[16..].first_chunk()?),
+            modifier: u32::from_be_bytes(*header[20..].first_chunk()?),
         };
         Some((header, message.first_chunk()?))
     }
@@ -52,6 +55,7 @@ impl Header {
         mad[..4].copy_from_slice(&[BASE_VERSION, CLASS, CLASS_VERSION, SEND]);
         mad[8..16].copy_from_slice(&self.transaction.to_be_bytes());
         mad[16..18].copy_from_slice(&self.attribute.to_be_bytes());
+        mad[20..24].copy_from_slice(&self.modifier.to_be_bytes());
         mad[HEADER_LEN..].copy_from_slice(&message);
         mad
     }

@@ -6,7 +6,7 @@
 
 use super::mad::{Header, MESSAGE_LEN, Mad};
 use super::path::PathRecord;
-use super::{RejectReason, ServiceId, SidrStatus};
+use super::{Ece, RejectReason, ServiceId, SidrStatus};
 use crate::{Psn, Qpn};
 
 type Bytes = [u8; MESSAGE_LEN];
@@ -70,6 +70,7 @@ pub(super) struct Req {
     /// 3 bits; the transport if `transport` is 3.
     pub(super) extended_transport: u8,
     pub(super) primary: PathRecord,
+    pub(super) ece: Ece,
     pub(super) private_data: Vec<u8>,
 }
 
@@ -113,6 +114,7 @@ pub(super) struct Rep {
     pub(super) rnr_retry_count: u8,
     pub(super) srq: bool,
     pub(super) guid: u64,
+    pub(super) ece: Ece,
     pub(super) private_data: Vec<u8>,
 }
 
@@ -206,10 +208,10 @@ impl Message {
     pub(super) fn parse(mad: &Mad) -> Option<(u64, Self)> {
         let (header, bytes) = Header::split(mad)?;
         let message = match header.attribute {
-            attribute::REQ => Self::Req(Box::new(Req::read(bytes))),
+            attribute::REQ => Self::Req(Box::new(Req::read(bytes, header.modifier))),
             attribute::MRA => Self::Mra(Mra::read(bytes)),
             attribute::REJ => Self::Rej(Rej::read(bytes)),
-            attribute::REP => Self::Rep(Rep::read(bytes)),
+            attribute::REP => Self::Rep(Rep::read(bytes, header.modifier)),
             attribute::RTU => Self::Rtu(IdsOnly::read(bytes)),
             attribute::DREQ => Self::Dreq(Dreq::read(bytes)),
             attribute::DREP => Self::Drep(IdsOnly::read(bytes)),
@@ -245,13 +247,22 @@ impl Message {
                 to[9] = NO_ALTERNATE_PATHS;
             }),
         };
-        let header = Header { transaction, attribute };
+        let modifier = match self {
+            Self::Req(req) => req.ece.options,
+            Self::Rep(rep) => rep.ece.options,
+            _ => 0,
+        };
+        let header = Header {
+            transaction,
+            attribute,
+            modifier,
+        };
         header.datagram(|to| write(to))
     }
 }
 
 impl Req {
-    fn read(from: &Bytes) -> Self {
+    fn read(from: &Bytes, modifier: u32) -> Self {
         Self {
             local_id: be32(from, 0),
             service: ServiceId(be64(from, 8)),
@@ -273,12 +284,14 @@ impl Req {
             srq: from[51] & 8 != 0,
             extended_transport: from[51] & 7,
             primary: PathRecord::read(from, 52),
+            ece: Ece::read([from[5], from[6], from[7]], modifier),
             private_data: tail(from, 140),
         }
     }
 
     fn write(&self, to: &mut Bytes) {
         put(to, 0, self.local_id.to_be_bytes());
+        put(to, 5, self.ece.vendor());
         put(to, 8, self.service.0.to_be_bytes());
         put(to, 16, self.guid.to_be_bytes());
         put(to, 28, self.qkey.to_be_bytes());
@@ -295,6 +308,22 @@ impl Req {
         to[51] = self.max_retries << 4 | u8::from(self.srq) << 3 | self.extended_transport & 7;
         self.primary.write(to, 52);
         put_tail(to, 140, &self.private_data);
+    }
+}
+
+impl Ece {
+    /// From the vendor id's bytes and the attribute modifier.
+    fn read([high, middle, low]: [u8; 3], modifier: u32) -> Self {
+        Self {
+            vendor_id: u32::from_be_bytes([0, high, middle, low]),
+            options: modifier,
+        }
+    }
+
+    /// The vendor id's bytes.
+    fn vendor(self) -> [u8; 3] {
+        let [_, high, middle, low] = self.vendor_id.to_be_bytes();
+        [high, middle, low]
     }
 }
 
@@ -355,7 +384,7 @@ impl Rej {
 }
 
 impl Rep {
-    fn read(from: &Bytes) -> Self {
+    fn read(from: &Bytes, modifier: u32) -> Self {
         Self {
             local_id: be32(from, 0),
             remote_id: be32(from, 4),
@@ -369,15 +398,18 @@ impl Rep {
             rnr_retry_count: from[27] >> 5,
             srq: from[27] & 0x10 != 0,
             guid: be64(from, 28),
+            ece: Ece::read([from[15], from[19], from[23]], modifier),
             private_data: tail(from, 36),
         }
     }
 
     fn write(&self, to: &mut Bytes) {
         ids(to, self.local_id, self.remote_id);
+        let [vendor_high, vendor_middle, vendor_low] = self.ece.vendor();
         put(to, 8, self.qkey.to_be_bytes());
-        put(to, 12, high(self.qpn.get(), 0));
-        put(to, 20, high(self.psn.get(), 0));
+        put(to, 12, high(self.qpn.get(), vendor_high));
+        to[19] = vendor_middle;
+        put(to, 20, high(self.psn.get(), vendor_low));
         to[24] = self.responder_resources;
         to[25] = self.initiator_depth;
         to[26] = self.ack_delay << 3 | u8::from(self.flow_control);

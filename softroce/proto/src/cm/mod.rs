@@ -36,8 +36,8 @@ pub use mad::{MAD_LEN, Mad};
 pub use message::private_data_len;
 pub use route::{Route, route};
 pub use types::{
-    Accept, CmConfig, CmError, CmEvent, ConnectRequest, ConnectionId, ListenerId, Parameters, PeerReply, PeerRequest,
-    RejectReason, ServiceId, SidrReply, SidrRequest, SidrStatus,
+    Accept, CmConfig, CmError, CmEvent, ConnectRequest, ConnectionId, Ece, ListenerId, Parameters, PeerReply,
+    PeerRequest, RejectReason, ServiceId, SidrReply, SidrRequest, SidrStatus,
 };
 
 use crate::qp::Path;
@@ -284,6 +284,7 @@ impl Cm {
                 subnet_local: false,
                 ack_timeout: request.ack_timeout & 0x1f,
             },
+            ece: request.ece,
             private_data: request.private_data.clone(),
         }));
         connection.send_request(now, &message, &mut self.out);

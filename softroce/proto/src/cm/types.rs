@@ -48,6 +48,16 @@ pub struct CmConfig {
     pub key: NumberKey,
 }
 
+/// Enhanced connection establishment: vendor options that a REQ offers and its REP accepts, passed
+/// on as they are (ibv_set_ece(3)). The default is none.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Ece {
+    /// The vendor's OUI, 24 bits; 0 is none.
+    pub vendor_id: u32,
+    /// Options of the vendor.
+    pub options: u32,
+}
+
 /// A request for a connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 // fields: those of struct rdma_conn_param and the path
@@ -86,6 +96,8 @@ pub struct ConnectRequest {
     pub response_timeout: u8,
     /// Maximum CM retries, 0 to 15.
     pub max_retries: u8,
+    /// Vendor options.
+    pub ece: Ece,
     /// At most [`private_data_len::REQ`](super::private_data_len::REQ) bytes for the peer.
     pub private_data: Vec<u8>,
 }
@@ -111,6 +123,7 @@ impl ConnectRequest {
             hop_limit: 64,
             response_timeout: DEFAULT_RESPONSE_TIMEOUT,
             max_retries: DEFAULT_MAX_RETRIES,
+            ece: Ece::default(),
             private_data: Vec::new(),
         }
     }
@@ -137,6 +150,8 @@ pub struct Accept {
     pub rnr_retry_count: u8,
     /// The local queue pair has a shared receive queue.
     pub srq: bool,
+    /// Vendor options.
+    pub ece: Ece,
     /// At most [`private_data_len::REP`](super::private_data_len::REP) bytes for the peer.
     pub private_data: Vec<u8>,
 }
@@ -248,6 +263,8 @@ pub struct PeerRequest {
     pub rnr_retry_count: u8,
     /// The peer's queue pair has a shared receive queue.
     pub srq: bool,
+    /// Vendor options.
+    pub ece: Ece,
     /// Private data: always [`REQ`](super::private_data_len::REQ) bytes, zero-padded.
     pub private_data: Vec<u8>,
 }
@@ -267,6 +284,8 @@ pub struct PeerReply {
     pub rnr_retry_count: u8,
     /// The peer's queue pair has a shared receive queue.
     pub srq: bool,
+    /// Vendor options.
+    pub ece: Ece,
     /// Private data: always [`private_data_len::REP`](super::private_data_len::REP) bytes.
     pub private_data: Vec<u8>,
 }

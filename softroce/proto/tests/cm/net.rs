@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use doorbell_roce_proto::cm::{
-    Accept, Cm, CmConfig, CmEvent, ConnectRequest, ConnectionId, Mad, PortSpace, ServiceId, SidrRequest,
+    Accept, Cm, CmConfig, CmEvent, ConnectRequest, ConnectionId, Ece, Mad, PortSpace, ServiceId, SidrRequest,
 };
 use doorbell_roce_proto::{Instant, Mtu, Psn, Qpn};
 
@@ -85,6 +85,7 @@ impl Net {
             flow_control: true,
             rnr_retry_count: 6,
             srq: true,
+            ece: Ece::default(),
             private_data: vec![8; 196],
         }
     }

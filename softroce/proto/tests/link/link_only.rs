@@ -168,6 +168,26 @@ fn full_link_blocks_only_its_own_qps() {
     assert_eq!(completed, success([1, 2]));
 }
 
+/// With space for one packet at a time, as long packets leave it.
+#[test]
+fn queue_pairs_take_turns_on_a_full_link() {
+    let (mut pair, local, remote) = with_regions(Setup::default(), 64);
+    pair.connect_second();
+    for wr_ids in [1..=3, 4..=6] {
+        wr_ids.for_each(|wr_id| pair.post(0, &write_to(wr_id, &[local], remote)));
+        pair.swap();
+    }
+    let mut order = Vec::new();
+    while let Some(sent) = pair.transmit_one(0) {
+        order.push(sent.packet().bth.dest_qp);
+        pair.nodes[0].endpoint.link_full(TO_PEER);
+        assert!(pair.transmit_one(0).is_none());
+        pair.nodes[0].endpoint.link_ready(TO_PEER);
+    }
+    assert_eq!(order.len(), 6);
+    assert!(order.windows(2).all(|pair| pair[0] != pair[1]), "{order:?}");
+}
+
 #[test]
 fn datagrams_wait_for_their_link_in_order() {
     let setup = Setup {

@@ -215,6 +215,61 @@ fn external_queue_pairs() {
 }
 
 #[test]
+fn vendor_options_of_both_ends() {
+    let (active, passive) = (channel(), channel());
+    let address = fresh(1);
+    let listener = Id::listening(passive, RDMA_PS_TCP, address);
+    let set = |id: Id, vendor_id, options| {
+        let mut ece = ibv_ece {
+            vendor_id,
+            options,
+            comp_mask: 0,
+        };
+        // SAFETY: live.
+        unsafe { rdma_set_local_ece(id.0, &mut ece) }
+    };
+    let remote = |id: Id| {
+        let mut ece = ibv_ece {
+            vendor_id: 1,
+            options: 1,
+            comp_mask: 1,
+        };
+        // SAFETY: live.
+        ok(unsafe { rdma_get_remote_ece(id.0, &mut ece) });
+        assert_eq!(ece.comp_mask, 0);
+        (ece.vendor_id, ece.options)
+    };
+    for (ours, theirs) in [((0x15_b3, 7), (0x15_b3, 0x8000_0005)), ((0, 0), (0, 0))] {
+        let offer = |id: Id, (vendor_id, options)| {
+            if vendor_id != 0 {
+                ok(set(id, vendor_id, options));
+            }
+        };
+        // Numbers of its own: one that has a connection already would be stale.
+        let param_of = |qp_num| rdma_conn_param { qp_num, ..param(b"") };
+        let client = resolved(active, RDMA_PS_TCP, address);
+        fails(set(client, 0, 1), libc::EINVAL);
+        offer(client, ours);
+        // SAFETY: all is live.
+        unsafe {
+            ok(rdma_connect(client.0, &mut param_of(0x2345)));
+            let request = event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+            let server = Id((*request).id);
+            assert_eq!((remote(server), remote(client)), (ours, (0, 0)));
+            offer(server, theirs);
+            ok(rdma_accept(server.0, &mut param_of(0x5432)));
+            ok(rdma_ack_cm_event(request));
+            expect_event(active, RDMA_CM_EVENT_CONNECT_RESPONSE);
+            assert_eq!((remote(server), remote(client)), (ours, theirs));
+            client.destroy();
+            expect_event(passive, RDMA_CM_EVENT_REJECTED);
+            server.destroy();
+        }
+    }
+    listener.destroy();
+}
+
+#[test]
 fn datagram_service_is_resolved() {
     let (active, passive) = (channel(), channel());
     let address = fresh(2);

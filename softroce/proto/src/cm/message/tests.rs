@@ -79,6 +79,33 @@ fn a_reply_and_what_follows() {
     assert_eq!((drep.local_id, drep.remote_id), (0x784a_f7bc, 0x003f_fd27));
 }
 
+/// Where Linux has them (ibta_vol1_c12.h): the vendor id in the message, the options in the
+/// attribute modifier. A captured message of an rxe has none.
+#[test]
+fn vendor_options() {
+    let none = Ece::default();
+    let ece = Ece {
+        vendor_id: 0x0a_0b0c,
+        options: 0x0102_0304,
+    };
+    for (text, vendor) in [(REQ, [5, 6, 7]), (REP, [15, 19, 23])] {
+        let mut mad = mad(text);
+        let of = |mad: &Mad| match Message::parse(mad) {
+            Some((_, Message::Req(req))) => req.ece,
+            Some((_, Message::Rep(rep))) => rep.ece,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(of(&mad), none);
+        mad[20..24].copy_from_slice(&[1, 2, 3, 4]);
+        for (at, byte) in vendor.into_iter().zip([10, 11, 12]) {
+            mad[24 + at] = byte;
+        }
+        assert_eq!(of(&mad), ece);
+        let (transaction, message) = Message::parse(&mad).unwrap();
+        assert_eq!(message.to_mad(transaction), mad);
+    }
+}
+
 #[test]
 fn a_rejection() {
     let Message::Rej(rej) = message(REJ) else {

@@ -1,0 +1,305 @@
+//! The executor of messages between pairs of ranks: one launch of a kernel, in which blocks of
+//! their own serve each peer and direction. `gpudirect/cuda/kernels/exchange.cu` has the protocol;
+//! it uses the area [`Areas::exchange`].
+//!
+//! It executes no plan: the programs of [`lower`](super::lower) have the same slices on all ranks,
+//! so all ranks would have to know all lengths. Here a rank knows its own messages only.
+
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+
+use doorbell_cuda::collective::CollectiveKernels;
+use doorbell_cuda::{Kernel, Launch, Span, Stream};
+
+use super::error::GpuError;
+use super::group::Group;
+use super::peers::{Areas, MAX_PEERS, Peers};
+use crate::executor::Direction;
+use crate::types::Rank;
+
+/// The version of [`Arguments`].
+const VERSION: u64 = 1;
+/// Maximum messages of a launch; a message of a rank to itself counts twice.
+const MAX_MESSAGES: usize = 224;
+/// A queue per peer and direction, and one of this rank's messages to itself.
+const MAX_QUEUES: usize = 32;
+/// Maximum thread blocks of sends and receives, all of which must be resident; and of copies.
+const MAX_BLOCKS: u32 = 128;
+const MAX_COPY_BLOCKS: u32 = 32;
+const THREADS: u32 = 512;
+/// Slots of a channel.
+const SLOTS: u64 = 4;
+const MAX_SLOT: u64 = 256 << 10;
+/// Shares of a message begin at multiples of this many bytes.
+const GRANULE: u64 = 4096;
+/// Bytes of the flags, and of the counts, of a channel per peer.
+const FLAGS: u64 = 64;
+const COUNTS: u64 = 8;
+/// Offset of the reports of messages of unexpected lengths in [`Peers::control`], one per rank.
+pub(super) const MISMATCHES: usize = 64;
+/// Bytes of a report: the length that was sent, the expected one, and whether both are written.
+const MISMATCH: usize = 32;
+
+/// The kernel's layout of an arena, the same on all ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct ExchangeLayout {
+    channels: u32,
+    slot_bytes: u32,
+    flags: u64,
+    counts: u64,
+    slots: u64,
+}
+
+impl ExchangeLayout {
+    /// For launches of at most `blocks` thread blocks, of two directions with each other rank.
+    fn new(areas: &Areas, ranks: u32, blocks: u32) -> Self {
+        let peers = ranks.saturating_sub(1).max(1);
+        let channels = (blocks.min(MAX_BLOCKS) / (2 * peers)).max(1);
+        let flags = areas.exchange.start as u64;
+        let of_all = |bytes: u64| u64::from(channels) * MAX_PEERS as u64 * bytes;
+        let counts = flags + of_all(FLAGS);
+        let slots = (counts + of_all(COUNTS)).next_multiple_of(512);
+        let room = (areas.exchange.end as u64).saturating_sub(slots);
+        let slot = room / (u64::from(peers) * u64::from(channels) * SLOTS);
+        Self {
+            channels,
+            slot_bytes: (slot.min(MAX_SLOT) / 512 * 512) as u32,
+            flags,
+            counts,
+            slots,
+        }
+    }
+}
+
+doorbell_cuda::kernel_arguments! {
+    constants {
+        const EXCHANGE_VERSION: u64 = VERSION;
+        /// Slots of a FIFO: a power of two.
+        const SLOTS: u32 = SLOTS as u32;
+        /// Shares of messages begin at multiples of this many bytes.
+        const GRANULE: u64 = GRANULE;
+    }
+    /// The launch argument of a group.
+    // fields: the layout of the kernel's parameter.
+    #[derive(Clone, Copy, Debug)]
+    struct Arguments as Exchange in "exchange" {
+        version: u64,
+        /// The address of a word that is set to nonzero to end all waits.
+        stop: u64,
+        /// The address of a `Mismatch` per rank.
+        mismatches: u64,
+        arenas: [u64; MAX_PEERS],
+        /// Offsets in an arena: flags, counts, slots.
+        flags: u64,
+        counts: u64,
+        slots: u64,
+        rank: u32,
+        /// Channels of a queue, the same on all ranks.
+        channels: u32,
+        slot_bytes: u32,
+        reserved: u32,
+        /// The direction, the peer, the blocks, the first message and the number of messages: 4,
+        /// 12, 16, 16 and 16 bits.
+        queues: [u64; MAX_QUEUES],
+        /// Address and length. Of a copy the target follows the source.
+        messages: [[u64; 2]; MAX_MESSAGES],
+    }
+}
+
+// Within the limit of launch parameters.
+const _: () = assert!(size_of::<Arguments>() <= 4096);
+
+/// The kernel's `Direction`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum QueueKind {
+    Send = 0,
+    Receive = 1,
+    /// From this rank to itself: each source is followed by its target.
+    Copy = 2,
+}
+
+/// The executor of a rank.
+#[derive(Debug)]
+pub(super) struct ExchangeExecutor {
+    kernels: CollectiveKernels,
+    kernel: OnceLock<Kernel>,
+    layout: ExchangeLayout,
+    rank: Rank,
+    arenas: Vec<u64>,
+    control: u64,
+}
+
+impl ExchangeExecutor {
+    /// `arenas` are the device pointers of all ranks' arenas, `control` that of [`Peers::control`].
+    pub(super) fn new(peers: &Peers, arenas: Vec<u64>, control: u64, blocks: u32) -> Self {
+        Self {
+            kernels: CollectiveKernels::exchange(peers.context()),
+            kernel: OnceLock::new(),
+            layout: ExchangeLayout::new(peers.areas(), arenas.len() as u32, blocks),
+            rank: peers.rank(),
+            arenas,
+            control,
+        }
+    }
+
+    /// Enqueues a group on `stream`. `uses` is kept until it is done.
+    ///
+    /// # Safety
+    /// The device can access the messages' memory until the group is done, and nothing else writes
+    /// it, or accesses what is received, meanwhile.
+    pub(super) unsafe fn launch(&self, stream: &Stream, group: &Group<'_>, uses: &[Span<'_>]) -> Result<(), GpuError> {
+        let (arguments, blocks) = self.arguments(group)?;
+        if blocks == 0 {
+            return Ok(());
+        }
+        let launch = Launch::linear(blocks, THREADS);
+        // SAFETY: the kernel's only parameter is this struct, in its version; the caller vouches
+        // for the memory that it names.
+        unsafe { self.kernel()?.launch(stream, launch, &[&arguments], uses)? };
+        Ok(())
+    }
+
+    /// The kernel, loaded at its first use: a driver may load it lazily at the first launch, and
+    /// then waits for the whole device.
+    fn kernel(&self) -> Result<&Kernel, GpuError> {
+        if let Some(kernel) = self.kernel.get() {
+            return Ok(kernel);
+        }
+        let kernel = self.kernels.kernel("exchange")?.ok_or_else(|| GpuError::Refused {
+            what: "kernels of messages",
+            reason: "there is no kernel exchange".to_owned(),
+        })?;
+        kernel.load()?;
+        Ok(self.kernel.get_or_init(|| kernel))
+    }
+
+    /// The parameter, and the thread blocks.
+    fn arguments(&self, group: &Group<'_>) -> Result<(Arguments, u32), GpuError> {
+        let mut arenas = [0; MAX_PEERS];
+        arenas[..self.arenas.len()].copy_from_slice(&self.arenas);
+        let layout = &self.layout;
+        if layout.slot_bytes == 0 {
+            return Err(group.misuse("the area for messages is too small for so many ranks".to_owned()));
+        }
+        let mut encoder = Encoder {
+            arguments: Arguments {
+                version: VERSION,
+                stop: self.control,
+                mismatches: self.control + MISMATCHES as u64,
+                arenas,
+                flags: layout.flags,
+                counts: layout.counts,
+                slots: layout.slots,
+                rank: self.rank.0,
+                channels: layout.channels,
+                slot_bytes: layout.slot_bytes,
+                reserved: 0,
+                queues: [0; MAX_QUEUES],
+                messages: [[0; 2]; MAX_MESSAGES],
+            },
+            queues: 0,
+            messages: 0,
+            blocks: 0,
+        };
+        let (rank, ranks) = (self.rank.0, self.arenas.len() as u32);
+        let too_many = || group.misuse(format!("a group has at most {MAX_MESSAGES} messages"));
+        // Each rank begins with its successor, so that no rank is the first destination of all.
+        for distance in 1..ranks {
+            let next = Rank((rank + distance) % ranks);
+            let before = Rank((rank + ranks - distance) % ranks);
+            let sends = group.of(Direction::Send, next);
+            encoder.queue(QueueKind::Send, next, sends).ok_or_else(too_many)?;
+            let receives = group.of(Direction::Receive, before);
+            encoder
+                .queue(QueueKind::Receive, before, receives)
+                .ok_or_else(too_many)?;
+        }
+        encoder
+            .queue(QueueKind::Copy, self.rank, group.copies())
+            .ok_or_else(too_many)?;
+        Ok((encoder.arguments, encoder.blocks))
+    }
+}
+
+struct Encoder {
+    arguments: Arguments,
+    queues: usize,
+    messages: usize,
+    blocks: u32,
+}
+
+impl Encoder {
+    /// Adds a queue, unless it has no messages; `None` if there are too many.
+    fn queue<'a>(&mut self, kind: QueueKind, peer: Rank, memories: impl Iterator<Item = Span<'a>>) -> Option<()> {
+        let (first, mut units) = (self.messages, 1);
+        for memory in memories {
+            let bytes = memory.len() as u64;
+            *self.arguments.messages.get_mut(self.messages)? = [memory.device_ptr().0, bytes];
+            self.messages += 1;
+            units = bytes.div_ceil(GRANULE).max(units);
+        }
+        let (count, most) = match kind {
+            QueueKind::Send | QueueKind::Receive => (self.messages - first, self.arguments.channels),
+            QueueKind::Copy => ((self.messages - first) / 2, MAX_COPY_BLOCKS),
+        };
+        if count == 0 {
+            return Some(());
+        }
+        let blocks = u64::from(most).min(units);
+        *self.arguments.queues.get_mut(self.queues)? =
+            kind as u64 | u64::from(peer.0) << 4 | blocks << 16 | (first as u64) << 32 | (count as u64) << 48;
+        self.queues += 1;
+        self.blocks += blocks as u32;
+        Some(())
+    }
+}
+
+/// The report of a message whose length its receiver, this rank, does not expect.
+pub(super) fn mismatch(peers: &Peers) -> Option<String> {
+    let control = peers.control();
+    let word = |at: usize| Some(control.atomic_u64(at).ok()?.load(Ordering::Acquire));
+    (0..peers.ranks()).find_map(|peer| {
+        let at = MISMATCHES + peer * MISMATCH;
+        if word(at + 16)? == 0 {
+            return None;
+        }
+        let (sent, expected) = (word(at)?, word(at + 8)?);
+        Some(format!(
+            "rank {peer} sends {sent} bytes to rank {}, which expects {expected}",
+            peers.rank()
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::peers::Sizes;
+    use super::*;
+
+    #[test]
+    fn the_kernels_header_is_committed() {
+        <Arguments as doorbell_cuda::arguments::Arguments>::header().check(env!("CARGO_MANIFEST_DIR"));
+    }
+
+    #[test]
+    fn layout_fits_the_area_for_any_number_of_ranks() {
+        for ranks in 1..=MAX_PEERS as u32 {
+            for (exchange, blocks) in [(16 << 20, 128), (1 << 20, 16), (16 << 20, 1)] {
+                let sizes = Sizes {
+                    exchange,
+                    ..Sizes::default()
+                };
+                let areas = Areas::new(ranks as usize, sizes);
+                let layout = ExchangeLayout::new(&areas, ranks, blocks);
+                let peers = u64::from(ranks.max(2) - 1);
+                let slots = peers * u64::from(layout.channels) * SLOTS * u64::from(layout.slot_bytes);
+                assert!(layout.slots + slots <= areas.exchange.end as u64, "{ranks}: {layout:?}");
+                assert!(
+                    layout.slot_bytes >= 512 && layout.flags.is_multiple_of(64) && layout.slots.is_multiple_of(512)
+                );
+                let resident = u64::from(layout.channels) * 2 * peers;
+                assert!(resident <= u64::from(MAX_BLOCKS) && (layout.channels == 1 || resident <= blocks.into()));
+            }
+        }
+    }
+}
