@@ -15,6 +15,7 @@ fn rig(standin: &Standin, ranks: usize) -> Rig {
         flags: 1 << 20,
         slots: 1 << 20,
         small: 16 << 20,
+        exchange: 1 << 20,
         fifos: 1 << 20,
         staging: 4096,
     };
