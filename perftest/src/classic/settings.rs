@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::tool::Tool;
+use crate::cli::AtomicOperation;
 use crate::device::GpuSelector;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,13 +34,6 @@ pub(crate) enum TestLength {
     Iterations(u64),
     /// A time (`-D`), of which the first and the last `margin` (`-f`) do not count.
     Duration { duration: Duration, margin: Duration },
-}
-
-/// Which atomic (`-A`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Atomic {
-    FetchAdd,
-    CompareSwap,
 }
 
 /// The GPU whose memory messages lie in (`--use_cuda`, `--use_cuda_bus_id`, `--use_cuda_dmabuf`).
@@ -159,7 +153,8 @@ pub(crate) struct Settings {
     pub(crate) inline: Option<u32>,
     /// Outstanding READs or atomics on each queue pair (`-o`); default: the device's limit.
     pub(crate) outstanding: Option<u8>,
-    pub(crate) atomic: Atomic,
+    /// The atomic (`-A`).
+    pub(crate) atomic: AtomicOperation,
     /// Sleep on completion events (`-e`).
     pub(crate) events: bool,
     /// Completion vector (`-X`).

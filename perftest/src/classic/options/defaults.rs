@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{CQ_MOD_MAX_SIZE, DEPTH, REPORT_INTERVAL, RawOptions};
-use crate::classic::settings::{Atomic, Cuda, Exchange, Output, Rate, Settings, TestLength, Transport};
+use crate::classic::settings::{Cuda, Exchange, Output, Rate, Settings, TestLength, Transport};
 use crate::classic::tool::{Kind, Tool, Verb};
+use crate::cli::AtomicOperation;
 use crate::device::GpuSelector;
 use crate::failure::Failure;
 
@@ -107,7 +108,7 @@ pub(super) fn with_defaults(raw: RawOptions, tool: Tool) -> Result<Settings, Fai
         list_moderates: post_list > 1 && raw.cq_mod.is_none(),
         inline: raw.inline,
         outstanding: raw.outstanding,
-        atomic: raw.atomic.unwrap_or(Atomic::FetchAdd),
+        atomic: raw.atomic.unwrap_or(AtomicOperation::FetchAdd),
         events: raw.events,
         vector: raw.vector.unwrap_or(0),
         shared_receive: raw.shared_receive,

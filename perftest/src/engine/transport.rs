@@ -3,14 +3,11 @@
 
 use std::fmt::Debug;
 
-use doorbell_verbs::cm::Connection;
 use doorbell_verbs::{
     AddressHandle, AddressHandleBuilder, Batch, Endpoint, PostError, PreparedQueuePair, Psn, QKey, Qpn, QueuePair,
     QueuePairBuilder, QueuePairError, ReliableConnection, SharedReceiveQueue, Sink, Source, Transport, UdEndpoint,
     UnreliableConnection, UnreliableDatagram, WithSrq,
 };
-
-use super::super::wire::PendingConnection;
 
 pub(crate) trait TestTransport: Transport + Sized {
     /// Bytes before every received message: the GRH of UD.
@@ -34,16 +31,6 @@ pub(crate) trait TestTransport: Transport + Sized {
         route: AddressHandleBuilder<'_>,
     ) -> Result<(QueuePair<Self>, Self::Destination), String>;
 
-    /// Connects it by the connection manager.
-    ///
-    /// # Errors
-    /// As text, when the peer does not take part, the device refuses, or the manager does not
-    /// connect this transport.
-    fn connect_by_cm(
-        prepared: Self::Prepared,
-        pending: PendingConnection,
-    ) -> Result<(QueuePair<Self>, Self::Destination, Connection), String>;
-
     fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::Destination, message: impl Source, signal: bool);
 
     fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::Destination, message: &'d [u8], signal: bool);
@@ -62,8 +49,11 @@ pub(crate) struct UdDestination {
     qpn: Qpn,
 }
 
-macro_rules! sends {
+macro_rules! service {
     (connected) => {
+        type Prepared = PreparedQueuePair<Self>;
+        type Destination = ();
+
         fn send<'d>(batch: &mut Batch<'_, 'd, Self>, _: &'d (), message: impl Source, signal: bool) {
             batch.send(message).signaled_if(signal);
         }
@@ -81,23 +71,23 @@ macro_rules! sends {
             peer: &Endpoint,
             _: AddressHandleBuilder<'_>,
         ) -> Result<(QueuePair<Self>, ()), String> {
-            prepared
-                .connect(peer)
-                .map(|qp| (qp, ()))
-                .map_err(|e| e.to_string())
+            let qp = prepared.connect(peer).map_err(|e| e.to_string())?;
+            Ok((qp, ()))
         }
     };
     (datagrams) => {
+        const HEADER: u64 = doorbell_verbs::GRH_BYTES as u64;
+        type Prepared = QueuePair<Self>;
+        type Destination = UdDestination;
+
         fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d UdDestination, message: impl Source, signal: bool) {
-            batch
-                .send_to(message, &to.ah, to.qpn, QKey::DEFAULT)
-                .signaled_if(signal);
+            let request = batch.send_to(message, &to.ah, to.qpn, QKey::DEFAULT);
+            request.signaled_if(signal);
         }
 
         fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d UdDestination, message: &'d [u8], signal: bool) {
-            batch
-                .send_to_inline(message, &to.ah, to.qpn, QKey::DEFAULT)
-                .signaled_if(signal);
+            let request = batch.send_to_inline(message, &to.ah, to.qpn, QKey::DEFAULT);
+            request.signaled_if(signal);
         }
 
         /// Datagrams have no PSN to agree on, so 0 is sent.
@@ -131,28 +121,15 @@ macro_rules! sends {
     };
 }
 
-macro_rules! cm_connects {
-    (reliable) => {
-        fn connect_by_cm(
-            prepared: Self::Prepared,
-            pending: PendingConnection,
-        ) -> Result<(QueuePair<Self>, (), Connection), String> {
-            let (qp, connection) = pending.connect(prepared).map_err(|e| e.to_string())?;
-            Ok((qp, (), connection))
-        }
-    };
-    (unreliable) => {
-        fn connect_by_cm(
-            _: Self::Prepared,
-            _: PendingConnection,
-        ) -> Result<(QueuePair<Self>, Self::Destination, Connection), String> {
-            Err("the connection manager connects reliable queue pairs alone: leave -R out".to_owned())
-        }
-    };
-}
-
 macro_rules! receives {
-    (own) => {
+    (own, $make:ident) => {
+        fn prepare(
+            builder: QueuePairBuilder<'_>,
+            _: Option<&SharedReceiveQueue>,
+        ) -> Result<Self::Prepared, QueuePairError> {
+            builder.$make()
+        }
+
         fn receive<S: Sink>(
             qp: &mut QueuePair<Self>,
             _: Option<&mut SharedReceiveQueue>,
@@ -161,7 +138,16 @@ macro_rules! receives {
             qp.post_receives(|batch| buffers.for_each(|buffer| batch.receive(buffer)))
         }
     };
-    (shared) => {
+    (shared, $make:ident) => {
+        fn prepare(
+            builder: QueuePairBuilder<'_>,
+            shared: Option<&SharedReceiveQueue>,
+        ) -> Result<Self::Prepared, QueuePairError> {
+            // It exists wherever a transport that shares one is used.
+            let shared = shared.ok_or(QueuePairError::ForeignSharedReceiveQueue)?;
+            builder.shared_receive_queue(shared).$make()
+        }
+
         fn receive<S: Sink>(
             _: &mut QueuePair<Self>,
             shared: Option<&mut SharedReceiveQueue>,
@@ -176,91 +162,17 @@ macro_rules! receives {
 }
 
 macro_rules! test_transport {
-    ($transport:ty, $header:expr, $prepared:ty, $destination:ty, $sends:tt, $cm_connects:tt, $receives:tt, |$builder:ident, $shared:ident| $make:expr) => {
+    ($transport:ty, $service:ident, $receives:ident, $make:ident) => {
         impl TestTransport for $transport {
-            const HEADER: u64 = $header;
-            type Prepared = $prepared;
-            type Destination = $destination;
-
-            fn prepare(
-                $builder: QueuePairBuilder<'_>,
-                $shared: Option<&SharedReceiveQueue>,
-            ) -> Result<Self::Prepared, QueuePairError> {
-                $make
-            }
-
-            sends!($sends);
-            cm_connects!($cm_connects);
-            receives!($receives);
+            service!($service);
+            receives!($receives, $make);
         }
     };
 }
 
-/// The shared receive queue, which exists wherever a transport that shares one is used.
-fn of(shared: Option<&SharedReceiveQueue>) -> Result<&SharedReceiveQueue, QueuePairError> {
-    shared.ok_or(QueuePairError::ForeignSharedReceiveQueue)
-}
-
-/// Length of the GRH before a datagram.
-const GRH: u64 = doorbell_verbs::GRH_BYTES as u64;
-
-test_transport!(
-    ReliableConnection,
-    0,
-    PreparedQueuePair<ReliableConnection>,
-    (),
-    connected,
-    reliable,
-    own,
-    |builder, _shared| builder.rc()
-);
-test_transport!(
-    UnreliableConnection,
-    0,
-    PreparedQueuePair<UnreliableConnection>,
-    (),
-    connected,
-    unreliable,
-    own,
-    |builder, _shared| builder.uc()
-);
-test_transport!(
-    UnreliableDatagram,
-    GRH,
-    QueuePair<UnreliableDatagram>,
-    UdDestination,
-    datagrams,
-    unreliable,
-    own,
-    |builder, _shared| builder.ud()
-);
-test_transport!(
-    WithSrq<ReliableConnection>,
-    0,
-    PreparedQueuePair<WithSrq<ReliableConnection>>,
-    (),
-    connected,
-    reliable,
-    shared,
-    |builder, shared| builder.shared_receive_queue(of(shared)?).rc()
-);
-test_transport!(
-    WithSrq<UnreliableConnection>,
-    0,
-    PreparedQueuePair<WithSrq<UnreliableConnection>>,
-    (),
-    connected,
-    unreliable,
-    shared,
-    |builder, shared| builder.shared_receive_queue(of(shared)?).uc()
-);
-test_transport!(
-    WithSrq<UnreliableDatagram>,
-    GRH,
-    QueuePair<WithSrq<UnreliableDatagram>>,
-    UdDestination,
-    datagrams,
-    unreliable,
-    shared,
-    |builder, shared| builder.shared_receive_queue(of(shared)?).ud()
-);
+test_transport!(ReliableConnection, connected, own, rc);
+test_transport!(UnreliableConnection, connected, own, uc);
+test_transport!(UnreliableDatagram, datagrams, own, ud);
+test_transport!(WithSrq<ReliableConnection>, connected, shared, rc);
+test_transport!(WithSrq<UnreliableConnection>, connected, shared, uc);
+test_transport!(WithSrq<UnreliableDatagram>, datagrams, shared, ud);
