@@ -1,11 +1,15 @@
 //! UD: datagrams by address handles.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::thread;
+
+use doorbell_verbs::cm::{CmError, ConnectionManager, Rejection};
 use doorbell_verbs::{
-    AddressHandleError, Buffer, CompletionStatus, Datagram, GRH_BYTES, Local, QKey, QpState, QueueKind, RejectReason,
-    Success,
+    AddressHandleError, Buffer, CompletionStatus, Datagram, GRH_BYTES, Gid, Lid, Local, QKey, QpState, Qpn, QueueKind,
+    QueuePairError, RejectReason, Success,
 };
 
-use crate::{Side, is_soft};
+use crate::{Side, TIMEOUT, is_soft};
 
 /// Buffer size for a datagram of the maximum length.
 const ROOM: usize = 4096 + GRH_BYTES;
@@ -232,4 +236,88 @@ fn a_send_that_fails_stops_sending_until_it_is_resumed() {
     from.send_to_inline(b"again", &ah, there.qpn, there.qkey).unwrap();
     let (datagram, received) = receive(&mut b);
     assert_eq!(&received[datagram.payload()], b"again");
+}
+
+#[test]
+fn a_group_reaches_its_members_until_they_leave() {
+    if !is_soft() {
+        return;
+    }
+    let (a, mut b) = (Side::new(0), Side::new(1));
+    let (mut sender, mut member) = (a.builder().ud().unwrap(), b.builder().ud().unwrap());
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let group = Gid::from(IpAddr::from(Ipv4Addr::new(239, 96 + high % 64, low, 1)));
+    let unicast = member.attach_multicast(sender.endpoint().gid, Lid(0));
+    assert!(matches!(unicast, Err(QueuePairError::Multicast { .. })), "{unicast:?}");
+    member.attach_multicast(group, Lid(0)).unwrap();
+    member.receive(b.buffer(ROOM)).unwrap();
+    let ah = a.pd.address_handle().to_gid(group).unwrap();
+    sender
+        .send_to_inline(b"to all", &ah, Qpn::MULTICAST, QKey::DEFAULT)
+        .unwrap();
+    let (datagram, received) = receive(&mut b);
+    assert_eq!(datagram.source(), sender.qpn());
+    assert_eq!(&received[datagram.payload()], b"to all");
+    member.detach_multicast(group, Lid(0)).unwrap();
+    member.detach_multicast(group, Lid(0)).unwrap_err();
+    drop(member);
+    // A group takes 64: each leaves it as it is dropped.
+    for _ in 0..65 {
+        let mut member = b.builder().ud().unwrap();
+        member.attach_multicast(group, Lid(0)).unwrap();
+        drop(member);
+        assert_eq!(b.cq.poll().unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn a_service_is_resolved_to_its_queue_pair() {
+    if !is_soft() {
+        return;
+    }
+    let manager = ConnectionManager::new(&doorbell_softroce_rdmacm::API, doorbell_softroce_ibverbs::api());
+    let (a, mut b) = (Side::new(0), Side::new(1));
+    let other = b.builder().ud().unwrap();
+    let mut server = b.builder().qkey(QKey::RDMA_UDP).ud().unwrap();
+    server.receive(b.buffer(ROOM)).unwrap();
+    let mut client = a.builder().qkey(QKey::RDMA_UDP).ud().unwrap();
+    let address = |gid: Gid| SocketAddr::new(gid.to_ip(), 0);
+    let mut listener = manager.listen_for_datagrams(address(server.endpoint().gid), 4).unwrap();
+    let there = listener.local_addr().unwrap();
+    let here = address(client.endpoint().gid);
+    thread::scope(|scope| {
+        let resolve = || manager.resolve_service(Some(here), there, b"who", TIMEOUT);
+        let resolving = scope.spawn(resolve);
+        let request = listener.next_request(TIMEOUT).unwrap().unwrap();
+        let refused = request.answer(&other, b"").unwrap_err();
+        assert!(
+            matches!(refused, CmError::OtherQKey { qkey: QKey::DEFAULT }),
+            "{refused}"
+        );
+        let rejected = resolving.join().unwrap().unwrap_err();
+        let by_peer =
+            |error: &CmError, reason| matches!(error, CmError::Rejected { reason: found, .. } if *found == reason);
+        assert!(by_peer(&rejected, Rejection::ByPeer), "{rejected}");
+
+        let resolving = scope.spawn(resolve);
+        let request = listener.next_request(TIMEOUT).unwrap().unwrap();
+        assert!(request.private_data().starts_with(b"who\0"));
+        assert_eq!(request.peer_addr().map(|peer| peer.ip()), Some(here.ip()));
+        request.answer(&server, b"me").unwrap();
+        let service = resolving.join().unwrap().unwrap();
+        assert!(service.private_data().starts_with(b"me\0"));
+        assert_eq!(service.endpoint().qpn, server.qpn());
+        let refused = service.address_handle(&b.pd).unwrap_err();
+        assert!(matches!(refused, CmError::OtherDevice { .. }), "{refused}");
+        let ah = service.address_handle(&a.pd).unwrap();
+        client
+            .send_to_inline(b"found", &ah, service.endpoint().qpn, service.endpoint().qkey)
+            .unwrap();
+        let (datagram, received) = receive(&mut b);
+        assert_eq!(&received[datagram.payload()], b"found");
+
+        drop(listener);
+        let rejected = resolve().unwrap_err();
+        assert!(by_peer(&rejected, Rejection::NoListener), "{rejected}");
+    });
 }

@@ -537,6 +537,15 @@ pub enum QueuePairError {
         #[source]
         error: io::Error,
     },
+    /// ibv_attach_mcast(3) or ibv_detach_mcast(3) failed.
+    #[error("{call}: {error}; is it a multicast group, on RoCE of the family of the device's addresses?")]
+    Multicast {
+        /// The function, the queue pair and the group.
+        call: String,
+        /// The library's error.
+        #[source]
+        error: io::Error,
+    },
     /// A value beyond the range of its attribute.
     #[error("ibv_modify_qp({object}): {what} {requested} is beyond {max}")]
     Range {

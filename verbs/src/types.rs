@@ -48,6 +48,11 @@ macro_rules! bits24 {
 bits24!(Qpn);
 bits24!(Psn);
 
+impl Qpn {
+    /// The destination of datagrams to a multicast group (IBTA vol 1, 3.5.13).
+    pub const MULTICAST: Self = Self(0x00ff_ffff);
+}
+
 /// A remote key: identifies a memory region to peers (IBTA vol 1, 10.6.3).
 #[doc(alias = "rkey")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -67,6 +72,10 @@ pub struct QKey(pub u32);
 impl QKey {
     /// The default of [`ud`](crate::QueuePairBuilder::ud), and of `ibv_ud_pingpong`.
     pub const DEFAULT: Self = Self(0x1111_1111);
+    /// Of datagram services that the [connection manager](crate::cm) resolves, and of the groups
+    /// that it joins.
+    #[doc(alias = "RDMA_UDP_QKEY")]
+    pub const RDMA_UDP: Self = Self(0x0123_4567);
 
     /// Whether its highest bit is set: only privileged processes may assign it to a queue pair
     /// (IBTA vol 1, 10.2.5), and in a send request it selects the sender's own Q_Key.

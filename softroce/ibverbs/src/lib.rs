@@ -85,6 +85,8 @@ pub static API: Api = Api {
     create_ah: Some(address::create_ah),
     create_ah_from_wc: Some(address::create_ah_from_wc),
     destroy_ah: Some(address::destroy_ah),
+    attach_mcast: Some(multicast::attach_mcast),
+    detach_mcast: Some(multicast::detach_mcast),
     rereg_mr: Some(protection::rereg_mr),
     reg_mr_iova: Some(protection::reg_mr_iova),
     reg_mr_iova2: Some(protection::reg_mr_iova2),

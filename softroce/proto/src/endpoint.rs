@@ -4,9 +4,8 @@ mod config;
 mod deferred;
 mod fast_path;
 mod multicast;
+mod schedule;
 mod types;
-
-use std::collections::VecDeque;
 
 use crate::cm::Mad;
 use crate::counters::Counters;
@@ -29,10 +28,8 @@ pub use config::{EndpointConfig, LinkCapabilities};
 pub use fast_path::FastPathSend;
 use multicast::MulticastGroups;
 pub use multicast::{AttachError, MULTICAST_QPN};
+use schedule::SendSchedule;
 pub use types::{AsyncEvent, Datagram, Ident, LinkPacket, Transmit};
-
-/// Packets that one queue pair sends before the next one's turn: enough for a GSO run.
-const MAX_BURST: u32 = 16;
 
 /// [`Endpoint::has_only_acks`] examines at most this many queue pairs.
 const MAX_ACK_ONLY_QPS: usize = 4;
@@ -58,36 +55,6 @@ pub struct Endpoint {
     multicast: MulticastGroups,
     full_links: FullLinks,
     out: Outbox,
-}
-
-#[derive(Debug, Default)]
-struct SendSchedule {
-    queue: VecDeque<u32>,
-    /// By slot: whether it is queued.
-    queued: Vec<bool>,
-    /// Packets that the front queue pair may still send in this burst.
-    burst_left: u32,
-}
-
-impl SendSchedule {
-    fn add(&mut self, index: u32) {
-        if let Some(queued) = self.queued.get_mut(index as usize)
-            && !*queued
-        {
-            *queued = true;
-            self.queue.push_back(index);
-        }
-    }
-
-    fn end_burst(&mut self, requeue: bool) {
-        self.burst_left = MAX_BURST;
-        if let Some(index) = self.queue.pop_front() {
-            self.queued[index as usize] = false;
-            if requeue {
-                self.add(index);
-            }
-        }
-    }
 }
 
 impl Endpoint {
@@ -117,10 +84,7 @@ impl Endpoint {
             idents: IdentTracker::default(),
             timers: Timers::default(),
             last_sent: None,
-            active: SendSchedule {
-                burst_left: MAX_BURST,
-                ..SendSchedule::default()
-            },
+            active: SendSchedule::new(),
             gsi: Gsi::default(),
             multicast: MulticastGroups::default(),
             full_links: FullLinks::default(),
@@ -516,7 +480,7 @@ impl Endpoint {
                 self.timers.set(index, qp.deadline());
                 // One that has sent some of its burst waits behind the others: they would starve
                 // on a link that has space for less than a burst.
-                let begun = self.active.burst_left < MAX_BURST;
+                let begun = self.active.has_begun_burst();
                 if !begun {
                     qp.end_burst(true);
                     self.full_links.wait(index, link);

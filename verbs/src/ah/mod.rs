@@ -123,6 +123,18 @@ pub(crate) struct AddressVector {
 }
 
 impl AddressVector {
+    /// The path of a vector, and the index of its source GID.
+    pub(crate) fn of(vector: &sys::ibv_ah_attr) -> (Self, Option<u8>) {
+        let path = Self {
+            port: vector.port_num,
+            traffic_class: vector.grh.traffic_class,
+            hop_limit: vector.grh.hop_limit,
+            service_level: vector.sl,
+            flow_label: vector.grh.flow_label,
+        };
+        (path, (vector.is_global != 0).then_some(vector.grh.sgid_index))
+    }
+
     /// To `gid` or, without the index of a source GID, to `lid` (IBTA vol 1, 11.2.2.1).
     pub(crate) fn ah_attr(&self, gid: Gid, lid: Lid, source: Option<u32>) -> sys::ibv_ah_attr {
         // SAFETY: all-zero is a valid value of this struct of integers.
@@ -155,17 +167,18 @@ pub struct AddressHandleBuilder<'a> {
 
 impl<'a> AddressHandleBuilder<'a> {
     pub(crate) fn new(pd: &'a ProtectionDomain) -> Self {
-        Self {
-            pd,
-            route: AddressVector {
-                port: 1,
-                traffic_class: 0,
-                hop_limit: 64,
-                service_level: 0,
-                flow_label: 0,
-            },
-            gid_index: None,
-        }
+        let route = AddressVector {
+            port: 1,
+            traffic_class: 0,
+            hop_limit: 64,
+            service_level: 0,
+            flow_label: 0,
+        };
+        Self::along(pd, route, None)
+    }
+
+    pub(crate) fn along(pd: &'a ProtectionDomain, route: AddressVector, gid_index: Option<u8>) -> Self {
+        Self { pd, route, gid_index }
     }
 
     /// The port that packets leave by, from 1 (default 1).

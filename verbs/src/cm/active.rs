@@ -8,7 +8,7 @@ use sys::rdmacm::RDMA_CM_EVENT_CONNECT_RESPONSE;
 
 use super::connection::{self, Connection};
 use super::error::CmError;
-use super::id::CmId;
+use super::id::{CmId, PortSpace};
 use super::{ConnectionManager, MAX_CONNECT_DATA};
 use crate::context::Context;
 use crate::qp::{Backend, PreparedQueuePair, QueuePair, Reliable};
@@ -28,7 +28,7 @@ impl Route {
         peer: SocketAddr,
         deadline: Deadline,
     ) -> Result<Self, CmError> {
-        let id = CmId::new(manager, peer)?;
+        let id = CmId::new(manager, peer, PortSpace::Connections)?;
         id.resolve(from, peer, deadline)?;
         Ok(Self { id })
     }

@@ -133,20 +133,26 @@ pub(super) fn check_private_data(call: &'static str, private_data: &[u8], max: u
     Ok(())
 }
 
+/// Checks that an object is on the path's device and port.
+pub(super) fn check_device(id: &CmId, other_device: &str, other_port: u8) -> Result<(), CmError> {
+    let (device, port) = (id.device()?, id.port());
+    if device != other_device || port != other_port {
+        return Err(CmError::OtherDevice {
+            address: id.name(),
+            device,
+            port,
+            other_device: other_device.to_owned(),
+            other_port,
+        });
+    }
+    Ok(())
+}
+
 /// Checks that the queue pair is on the path's device and port, and sets its P_Key index.
 pub(super) fn bind_to_path<T: Reliable, B: Backend>(
     id: &CmId,
     qp: &mut PreparedQueuePair<T, B>,
 ) -> Result<(), CmError> {
-    let (device, port) = (id.device()?, id.port());
-    if device != qp.device() || port != qp.port() {
-        return Err(CmError::OtherDevice {
-            address: id.name(),
-            device,
-            port,
-            other_device: qp.device().to_owned(),
-            other_port: qp.port(),
-        });
-    }
+    check_device(id, qp.device(), qp.port())?;
     Ok(qp.set_pkey_index(id.attributes(sys::IBV_QPS_INIT)?.pkey_index)?)
 }

@@ -6,7 +6,9 @@ use std::net::SocketAddr;
 
 use doorbell_verbs_sys::LoadError;
 
+use crate::ah::AddressHandleError;
 use crate::error::{DeviceError, QueuePairError};
+use crate::types::QKey;
 
 /// A connection could not be established.
 #[derive(Debug, thiserror::Error)]
@@ -110,6 +112,18 @@ pub enum CmError {
         /// The queue pair's port.
         other_port: u8,
     },
+    /// The queue pair of a datagram service has another Q_Key than the manager announces.
+    #[error(
+        "the queue pair's Q_Key is {qkey}, and that of a resolved service {}: make it with `.qkey(QKey::RDMA_UDP)`",
+        QKey::RDMA_UDP
+    )]
+    OtherQKey {
+        /// The queue pair's.
+        qkey: QKey,
+    },
+    /// The address handle of a datagram service could not be created.
+    #[error(transparent)]
+    AddressHandle(#[from] AddressHandleError),
     /// The device could not be queried.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -155,6 +169,15 @@ impl Rejection {
         match status {
             8 | ECONNREFUSED => Self::NoListener,
             28 => Self::ByPeer,
+            other => Self::Other(other),
+        }
+    }
+
+    /// From the status of a SIDR_REP (IBTA vol 1, 12.11.2).
+    pub(super) fn of_service(status: i32) -> Self {
+        match status {
+            1 => Self::NoListener,
+            2 => Self::ByPeer,
             other => Self::Other(other),
         }
     }

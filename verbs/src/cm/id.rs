@@ -51,6 +51,22 @@ impl Drop for Channel {
     }
 }
 
+/// The port space of an identifier.
+#[derive(Clone, Copy)]
+pub(super) enum PortSpace {
+    Connections,
+    Datagrams,
+}
+
+impl PortSpace {
+    fn to_sys(self) -> sys::rdma_port_space {
+        match self {
+            Self::Connections => sys::RDMA_PS_TCP,
+            Self::Datagrams => sys::RDMA_PS_UDP,
+        }
+    }
+}
+
 /// An identifier (rdma_create_id(3)) and its event channel; errors name it by the address.
 pub(super) struct CmId {
     raw: *mut sys::rdma_cm_id,
@@ -69,11 +85,11 @@ unsafe impl Send for CmId {}
 unsafe impl Sync for CmId {}
 
 impl CmId {
-    pub(super) fn new(manager: ConnectionManager, name: SocketAddr) -> Result<Self, CmError> {
+    pub(super) fn new(manager: ConnectionManager, name: SocketAddr, space: PortSpace) -> Result<Self, CmError> {
         let channel = Channel::new(manager)?;
         let mut raw = ptr::null_mut();
         // SAFETY: the channel is live, `raw` may be written.
-        let result = unsafe { (manager.cm.create_id)(channel.raw, &mut raw, ptr::null_mut(), sys::RDMA_PS_TCP) };
+        let result = unsafe { (manager.cm.create_id)(channel.raw, &mut raw, ptr::null_mut(), space.to_sys()) };
         if result != 0 {
             return Err(CmError::Unavailable(io::Error::last_os_error()));
         }
@@ -85,8 +101,20 @@ impl CmId {
         })
     }
 
+    pub(super) fn listening(
+        manager: ConnectionManager,
+        address: SocketAddr,
+        space: PortSpace,
+        backlog: u16,
+    ) -> Result<Self, CmError> {
+        let id = Self::new(manager, address, space)?;
+        id.bind(address)?;
+        id.listen(backlog)?;
+        Ok(id)
+    }
+
     /// Takes over an event's identifier, to a channel of its own (rdma_migrate_id(3)).
-    pub(super) fn adopt(manager: ConnectionManager, Child(raw): Child, listener: SocketAddr) -> Result<Self, CmError> {
+    fn adopt(manager: ConnectionManager, Child(raw): Child, listener: SocketAddr) -> Result<Self, CmError> {
         let mut id = Self {
             raw,
             channel: None,
@@ -104,10 +132,6 @@ impl CmId {
 
     pub(super) fn name(&self) -> SocketAddr {
         self.name
-    }
-
-    pub(super) fn manager(&self) -> ConnectionManager {
-        self.manager
     }
 
     pub(super) fn local(&self) -> Option<SocketAddr> {
@@ -143,7 +167,7 @@ impl CmId {
         let name = self.device()?;
         let mut at = self.local().ok_or(CmError::DeviceRemoved { address })?;
         at.set_port(0);
-        let device_ref = Self::new(self.manager, at)?;
+        let device_ref = Self::new(self.manager, at, PortSpace::Connections)?;
         device_ref.bind(at)?;
         // SAFETY: both are live; set when they were bound, and constant from then on.
         let (raw, kept) = unsafe { ((*self.raw).verbs, (*device_ref.raw).verbs) };
@@ -153,14 +177,14 @@ impl CmId {
         Ok(Context::borrow(self.manager.verbs, raw, name, Arc::new(device_ref))?)
     }
 
-    pub(super) fn bind(&self, to: SocketAddr) -> Result<(), CmError> {
+    fn bind(&self, to: SocketAddr) -> Result<(), CmError> {
         let to = SockaddrStorage::from(to);
         // SAFETY: live; the address is read only.
         let result = unsafe { (self.manager.cm.bind_addr)(self.raw, to.as_ptr().cast_mut()) };
         self.check("rdma_bind_addr", result)
     }
 
-    pub(super) fn listen(&self, backlog: u16) -> Result<(), CmError> {
+    fn listen(&self, backlog: u16) -> Result<(), CmError> {
         // SAFETY: live.
         let result = unsafe { (self.manager.cm.listen)(self.raw, backlog.into()) };
         self.check("rdma_listen", result)
@@ -251,6 +275,18 @@ impl CmId {
         }
     }
 
+    /// The next request of a listener, and its event.
+    pub(super) fn next_request(&self, deadline: Deadline) -> Result<Option<(Self, Event)>, CmError> {
+        while let Some(mut event) = self.next_event(deadline)? {
+            if event.kind == sys::RDMA_CM_EVENT_DEVICE_REMOVAL {
+                return Err(CmError::DeviceRemoved { address: self.name });
+            }
+            let Some(child) = event.child.take() else { continue };
+            return Ok(Some((Self::adopt(self.manager, child, self.name)?, event)));
+        }
+        Ok(None)
+    }
+
     pub(super) fn wait_event(
         &self,
         kind: sys::rdma_cm_event_type,
@@ -264,6 +300,12 @@ impl CmId {
                 sys::RDMA_CM_EVENT_REJECTED => CmError::Rejected {
                     address,
                     reason: Rejection::of(event.status),
+                    private_data: event.private_data,
+                },
+                // The status of a SIDR_REP; otherwise it is a negative errno.
+                sys::RDMA_CM_EVENT_UNREACHABLE if event.status > 0 => CmError::Rejected {
+                    address,
+                    reason: Rejection::of_service(event.status),
                     private_data: event.private_data,
                 },
                 sys::RDMA_CM_EVENT_ADDR_ERROR

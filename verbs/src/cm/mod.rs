@@ -1,7 +1,8 @@
 //! Connecting by IP address: librdmacm, loaded on first use (rdma_cm(7); IBTA vol 1, 12 and A11).
 //!
 //! The active side resolves the peer's address, which selects the device, and connects a queue pair
-//! on it. The passive side accepts or rejects requests. Both can send private data.
+//! on it. The passive side accepts or rejects requests. Both can send private data. UD queue pairs
+//! are not connected: the active side resolves the queue pair that provides a service.
 //!
 //! ```no_run
 //! use core::time::Duration;
@@ -36,6 +37,7 @@
 mod active;
 mod address;
 mod connection;
+mod datagrams;
 mod error;
 mod event;
 mod id;
@@ -49,6 +51,7 @@ use doorbell_verbs_sys::rdmacm::CmApi;
 
 pub use active::Route;
 pub use connection::{Connection, ConnectionEvent};
+pub use datagrams::{DatagramService, MAX_ANSWER_DATA, MAX_SERVICE_DATA, ServiceListener, ServiceRequest};
 pub use error::{CmError, Rejection};
 pub use passive::{ConnectionRequest, Listener};
 
@@ -116,5 +119,33 @@ impl ConnectionManager {
     #[doc(alias("rdma_bind_addr", "rdma_listen"))]
     pub fn listen(&self, address: SocketAddr, backlog: u16) -> Result<Listener, CmError> {
         Listener::new(*self, address, backlog)
+    }
+
+    /// Resolves the datagram service at `peer` (SIDR; rdma_connect(3) in RDMA_PS_UDP), from the
+    /// local address `from` if given; its port may be 0. The peer sees `private_data`, at most
+    /// [`MAX_SERVICE_DATA`] bytes, followed by zeros.
+    ///
+    /// # Errors
+    /// As for [`resolve_from`](Self::resolve_from), and when no program provides the service, or it
+    /// rejects or does not answer.
+    #[doc(alias("rdma_connect", "RDMA_PS_UDP"))]
+    pub fn resolve_service(
+        &self,
+        from: Option<SocketAddr>,
+        peer: SocketAddr,
+        private_data: &[u8],
+        timeout: Duration,
+    ) -> Result<DatagramService, CmError> {
+        DatagramService::resolve(*self, from, peer, private_data, Deadline::after(timeout))
+    }
+
+    /// Listens for requests of a datagram service on `address` (rdma_listen(3) in RDMA_PS_UDP): on
+    /// all devices if unspecified, any free port for 0.
+    ///
+    /// # Errors
+    /// As for [`listen`](Self::listen).
+    #[doc(alias("rdma_bind_addr", "rdma_listen", "RDMA_PS_UDP"))]
+    pub fn listen_for_datagrams(&self, address: SocketAddr, backlog: u16) -> Result<ServiceListener, CmError> {
+        ServiceListener::new(*self, address, backlog)
     }
 }

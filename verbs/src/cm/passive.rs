@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use doorbell_verbs_sys as sys;
-use sys::rdmacm::{RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_CM_EVENT_ESTABLISHED};
+use sys::rdmacm::RDMA_CM_EVENT_ESTABLISHED;
 
 use super::connection::{self, Connection};
 use super::error::CmError;
-use super::id::CmId;
+use super::id::{CmId, PortSpace};
 use super::{ConnectionManager, MAX_ACCEPT_DATA, MAX_REJECT_DATA};
 use crate::context::Context;
 use crate::qp::{Backend, PreparedQueuePair, QueuePair, Reliable};
@@ -25,9 +25,7 @@ pub struct Listener {
 
 impl Listener {
     pub(super) fn new(manager: ConnectionManager, address: SocketAddr, backlog: u16) -> Result<Self, CmError> {
-        let id = CmId::new(manager, address)?;
-        id.bind(address)?;
-        id.listen(backlog)?;
+        let id = CmId::listening(manager, address, PortSpace::Connections, backlog)?;
         Ok(Self { id })
     }
 
@@ -44,22 +42,13 @@ impl Listener {
     /// When the manager fails, or the device that it listens on is removed.
     #[doc(alias("RDMA_CM_EVENT_CONNECT_REQUEST", "rdma_get_cm_event", "rdma_migrate_id"))]
     pub fn next_request(&mut self, timeout: Duration) -> Result<Option<ConnectionRequest>, CmError> {
-        let deadline = Deadline::after(timeout);
-        while let Some(event) = self.id.next_event(deadline)? {
-            if event.kind == RDMA_CM_EVENT_DEVICE_REMOVAL {
-                let address = self.id.name();
-                return Err(CmError::DeviceRemoved { address });
-            }
-            let Some(child) = event.child else { continue };
-            let id = CmId::adopt(self.id.manager(), child, self.id.name())?;
-            return Ok(Some(ConnectionRequest {
-                id,
-                private_data: event.private_data,
-                responder_resources: event.responder_resources,
-                initiator_depth: event.initiator_depth,
-            }));
-        }
-        Ok(None)
+        let request = self.id.next_request(Deadline::after(timeout))?;
+        Ok(request.map(|(id, event)| ConnectionRequest {
+            id,
+            private_data: event.private_data,
+            responder_resources: event.responder_resources,
+            initiator_depth: event.initiator_depth,
+        }))
     }
 }
 

@@ -28,6 +28,7 @@ mod create;
 mod endpoint;
 pub(crate) mod managed;
 mod modify;
+mod multicast;
 mod object;
 mod post_error;
 mod poster;

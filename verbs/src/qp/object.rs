@@ -7,6 +7,7 @@ use std::sync::Arc;
 use doorbell_verbs_sys as sys;
 
 use super::attributes::{Explanation, QpState};
+use super::multicast::Group;
 use super::query::QueuePairAttr;
 use super::ring::QpId;
 use super::transport::TransportKind;
@@ -24,6 +25,8 @@ pub(crate) struct QpObject {
     send: ManuallyDrop<Attachment>,
     recv: ManuallyDrop<Attachment>,
     lender: ManuallyDrop<Lender>,
+    /// Multicast groups that it is attached to.
+    pub(super) groups: Vec<Group>,
 }
 
 // SAFETY: `raw` is only passed to verbs, which any thread may call; the rest is Send and Sync.
@@ -58,6 +61,7 @@ impl QpObject {
             send: ManuallyDrop::new(send),
             recv: ManuallyDrop::new(recv),
             lender: ManuallyDrop::new(lender),
+            groups: Vec::new(),
         }
     }
 
@@ -182,6 +186,7 @@ pub(crate) fn zeroed_attr() -> sys::ibv_qp_attr {
 
 impl Drop for QpObject {
     fn drop(&mut self) {
+        self.detach_all();
         let api = self.pd.context.api;
         // Flushes early; fails harmlessly in RESET, or when the device is gone.
         let mut attr = zeroed_attr();
@@ -213,6 +218,7 @@ impl Drop for QpObject {
                 send,
                 recv,
                 lender,
+                groups: Vec::new(),
             });
             return;
         }

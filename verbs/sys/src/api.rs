@@ -179,6 +179,10 @@ api! {
         fn create_ah_from_wc = "ibv_create_ah_from_wc"(pd: *mut ibv_pd, wc: *mut ibv_wc, grh: *mut ibv_grh, port: u8) -> *mut ibv_ah;
         /// ibv_create_ah(3).
         fn destroy_ah = "ibv_destroy_ah"(ah: *mut ibv_ah) -> c_int;
+        /// ibv_attach_mcast(3).
+        fn attach_mcast = "ibv_attach_mcast"(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int;
+        /// ibv_attach_mcast(3).
+        fn detach_mcast = "ibv_detach_mcast"(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int;
         /// ibv_rereg_mr(3).
         fn rereg_mr = "ibv_rereg_mr"(mr: *mut ibv_mr, flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> c_int;
         /// ibv_reg_mr_iova(3), since rdma-core 25.

@@ -503,6 +503,8 @@ pub(super) static API: Api = Api {
     create_ah: Some(create_ah),
     create_ah_from_wc: Some(create_ah_from_wc),
     destroy_ah: Some(destroy_ah),
+    attach_mcast: None,
+    detach_mcast: None,
     rereg_mr: Some(memory::rereg_mr),
     reg_mr_iova: None,
     reg_mr_iova2: Some(memory::reg_mr_iova2),
