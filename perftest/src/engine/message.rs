@@ -68,8 +68,8 @@ impl Cursor {
 /// The payloads of the verified messages on a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Payloads {
-    seed: u64,
-    qp_index: usize,
+    pub(crate) seed: u64,
+    pub(crate) qp_index: usize,
     /// Payloads of two streams differ.
     pub(crate) stream: usize,
     /// Message i has the payload of message i modulo this.
