@@ -5,12 +5,14 @@ use std::fmt::Debug;
 
 use doorbell_verbs::cm::Connection;
 use doorbell_verbs::{
-    AddressHandle, AddressHandleBuilder, Batch, Endpoint, PostError, PreparedQueuePair, Psn, QKey, Qpn, QueuePair,
-    QueuePairBuilder, QueuePairError, ReliableConnection, SharedReceiveQueue, Sink, Source, Transport, UdEndpoint,
-    UnreliableConnection, UnreliableDatagram, WithSrq,
+    AddressHandle, AddressHandleBuilder, Batch, CompletionQueue, Connectionless, Endpoint, Gid, Lid, PostError,
+    PreparedQueuePair, ProtectionDomain, Psn, QKey, Qpn, QueuePair, QueuePairBuilder, QueuePairError,
+    ReliableConnection, SharedReceiveQueue, Sink, Source, Transport, UdEndpoint, UnreliableConnection,
+    UnreliableDatagram, WithSrq,
 };
 
-use super::super::wire::PendingConnection;
+use super::super::wire::Pending;
+use super::cm_connect::QpSetup;
 
 pub(crate) trait TestTransport: Transport + Sized {
     /// Bytes before every received message: the GRH of UD.
@@ -27,6 +29,12 @@ pub(crate) trait TestTransport: Transport + Sized {
 
     fn endpoint(prepared: &Self::Prepared) -> Endpoint;
 
+    /// Attaches it to a multicast group (UD).
+    ///
+    /// # Errors
+    /// As text, when the device refuses, or the transport has no groups.
+    fn join(prepared: &mut Self::Prepared, group: Gid) -> Result<(), String>;
+
     /// Connects it, or creates its address handle (UD).
     fn connect(
         prepared: Self::Prepared,
@@ -34,15 +42,18 @@ pub(crate) trait TestTransport: Transport + Sized {
         route: AddressHandleBuilder<'_>,
     ) -> Result<(QueuePair<Self>, Self::Destination), String>;
 
-    /// Connects it by the connection manager.
+    /// Connects it by the connection manager, or exchanges its address (UD): where both ends send,
+    /// the client then announces itself, with `announces` for its completion.
     ///
     /// # Errors
     /// As text, when the peer does not take part, the device refuses, or the manager does not
     /// connect this transport.
     fn connect_by_cm(
         prepared: Self::Prepared,
-        pending: PendingConnection,
-    ) -> Result<(QueuePair<Self>, Self::Destination, Connection), String>;
+        pending: Pending,
+        pd: &ProtectionDomain,
+        announces: Option<&mut CompletionQueue>,
+    ) -> Result<(QpSetup<Self>, Option<Connection>), String>;
 
     fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::Destination, message: impl Source, signal: bool);
 
@@ -60,6 +71,28 @@ pub(crate) trait TestTransport: Transport + Sized {
 pub(crate) struct UdDestination {
     ah: AddressHandle,
     qpn: Qpn,
+    qkey: QKey,
+}
+
+/// Sends what a C tool's server awaits before it is ready, an empty datagram with the sender's
+/// queue pair number, and waits until it has left. To Doorbell's server it is of no use, and finds
+/// no receive there.
+fn announce<T: Connectionless>(
+    qp: &mut QueuePair<T>,
+    cq: &mut CompletionQueue,
+    to: &UdDestination,
+) -> Result<(), String> {
+    let qpn = qp.qpn().get();
+    qp.post(|batch| {
+        batch.send_to_inline(&[], &to.ah, to.qpn, to.qkey).imm(qpn).signaled();
+    })
+    .map_err(|e| e.to_string())?;
+    loop {
+        if let Some(done) = cq.poll().map_err(|e| e.to_string())?.next() {
+            return done.check().map_err(|e| e.to_string());
+        }
+        std::hint::spin_loop();
+    }
 }
 
 macro_rules! sends {
@@ -76,6 +109,10 @@ macro_rules! sends {
             prepared.endpoint()
         }
 
+        fn join(_: &mut Self::Prepared, _: Gid) -> Result<(), String> {
+            Err("only datagrams reach a group: leave -g out".to_owned())
+        }
+
         fn connect(
             prepared: Self::Prepared,
             peer: &Endpoint,
@@ -90,13 +127,13 @@ macro_rules! sends {
     (datagrams) => {
         fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d UdDestination, message: impl Source, signal: bool) {
             batch
-                .send_to(message, &to.ah, to.qpn, QKey::DEFAULT)
+                .send_to(message, &to.ah, to.qpn, to.qkey)
                 .signaled_if(signal);
         }
 
         fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d UdDestination, message: &'d [u8], signal: bool) {
             batch
-                .send_to_inline(message, &to.ah, to.qpn, QKey::DEFAULT)
+                .send_to_inline(message, &to.ah, to.qpn, to.qkey)
                 .signaled_if(signal);
         }
 
@@ -122,31 +159,73 @@ macro_rules! sends {
                 gid: peer.gid,
                 lid: peer.lid,
                 qpn: peer.qpn,
-                qkey: QKey::DEFAULT,
+                // Both ends have the same.
+                qkey: prepared.endpoint().qkey,
                 mtu: peer.mtu,
             };
             let ah = route.to(&to).map_err(|e| e.to_string())?;
-            Ok((prepared, UdDestination { ah, qpn: peer.qpn }))
+            let UdEndpoint { qpn, qkey, .. } = to;
+            Ok((prepared, UdDestination { ah, qpn, qkey }))
+        }
+
+        fn join(prepared: &mut Self::Prepared, group: Gid) -> Result<(), String> {
+            prepared
+                .attach_multicast(group, Lid(0))
+                .map_err(|e| e.to_string())
         }
     };
 }
+
+const OTHER_TRANSPORT: &str = "the connection manager connects queue pairs of another transport: leave -R out";
 
 macro_rules! cm_connects {
     (reliable) => {
         fn connect_by_cm(
             prepared: Self::Prepared,
-            pending: PendingConnection,
-        ) -> Result<(QueuePair<Self>, (), Connection), String> {
+            pending: Pending,
+            _: &ProtectionDomain,
+            _: Option<&mut CompletionQueue>,
+        ) -> Result<(QpSetup<Self>, Option<Connection>), String> {
+            let Pending::Connection(pending) = pending else {
+                return Err(OTHER_TRANSPORT.to_owned());
+            };
             let (qp, connection) = pending.connect(prepared).map_err(|e| e.to_string())?;
-            Ok((qp, (), connection))
+            Ok((QpSetup::Connected(Box::new((qp, ()))), Some(connection)))
         }
     };
     (unreliable) => {
         fn connect_by_cm(
             _: Self::Prepared,
-            _: PendingConnection,
-        ) -> Result<(QueuePair<Self>, Self::Destination, Connection), String> {
-            Err("the connection manager connects reliable queue pairs alone: leave -R out".to_owned())
+            _: Pending,
+            _: &ProtectionDomain,
+            _: Option<&mut CompletionQueue>,
+        ) -> Result<(QpSetup<Self>, Option<Connection>), String> {
+            Err(OTHER_TRANSPORT.to_owned())
+        }
+    };
+    (datagrams) => {
+        fn connect_by_cm(
+            mut prepared: Self::Prepared,
+            pending: Pending,
+            pd: &ProtectionDomain,
+            announces: Option<&mut CompletionQueue>,
+        ) -> Result<(QpSetup<Self>, Option<Connection>), String> {
+            let service = match pending {
+                Pending::Service(service) => service,
+                Pending::ServiceRequest(request) => {
+                    request.answer(&prepared, &[]).map_err(|e| e.to_string())?;
+                    // The client's address is in its QP information.
+                    return Ok((QpSetup::NotConnected(prepared), None));
+                }
+                Pending::Connection(_) => return Err(OTHER_TRANSPORT.to_owned()),
+            };
+            let ah = service.address_handle(pd).map_err(|e| e.to_string())?;
+            let UdEndpoint { qpn, qkey, .. } = service.endpoint();
+            let to = UdDestination { ah, qpn, qkey };
+            if let Some(cq) = announces {
+                announce(&mut prepared, cq, &to)?;
+            }
+            Ok((QpSetup::Connected(Box::new((prepared, to))), None))
         }
     };
 }
@@ -230,7 +309,7 @@ test_transport!(
     QueuePair<UnreliableDatagram>,
     UdDestination,
     datagrams,
-    unreliable,
+    datagrams,
     own,
     |builder, _shared| builder.ud()
 );
@@ -260,7 +339,7 @@ test_transport!(
     QueuePair<WithSrq<UnreliableDatagram>>,
     UdDestination,
     datagrams,
-    unreliable,
+    datagrams,
     shared,
     |builder, shared| builder.shared_receive_queue(of(shared)?).ud()
 );
