@@ -2,8 +2,8 @@
 //! machine's own limits.
 //!
 //! `plan` has the parameters, `command` runs `bw` and `lat`, `orchestrate` both ends on one
-//! machine; `exchange` is the control connection, `run` measures, `stats` computes, `report`
-//! exports. `document` reads results back for `html` and `compare`. `classic` is `ib_write_bw` and
+//! machine; `exchange` is the control connection, `run` measures by the loops of `engine`, `stats`
+//! computes, `report` exports. `document` reads results back for `html` and `compare`. `classic` is `ib_write_bw` and
 //! the other tools of perftest, selected by `argv[0]`; `dropin` is `doorbell run` and `env`.
 #![forbid(unsafe_code)]
 
@@ -18,6 +18,7 @@ mod devices;
 mod diagnose;
 mod document;
 mod dropin;
+mod engine;
 mod exchange;
 mod failure;
 #[doc(hidden)]

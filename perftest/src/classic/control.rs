@@ -2,17 +2,46 @@
 
 use super::printer::Printer;
 use super::settings::{Exchange, Settings, Transport};
+use super::test_end::{ClassicTransport, Depths, TestEnd};
 use super::wire::{CmEndpoint, ControlConnection, QpChannel, QpConnector, accept, connect, listen};
 use crate::device::Device;
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
+
+/// An end before it is connected.
+pub(crate) struct TestStart<'a, 'p> {
+    pub(crate) settings: &'a Settings,
+    pub(crate) device: &'a Device,
+    pub(crate) interrupt: &'a Interrupt,
+    pub(crate) printer: &'a mut Printer<'p>,
+}
+
+impl TestStart<'_, '_> {
+    /// Connects to the peer, over the control connection and then by queue pairs.
+    ///
+    /// # Errors
+    /// As [`open_control`] and [`TestEnd::establish`].
+    pub(crate) fn connect<T: ClassicTransport>(
+        &mut self,
+        depths: Depths,
+    ) -> Result<(ControlConnection, TestEnd<T>), Failure> {
+        let (mut control, cm) = open_control(self.settings, self.device, self.printer, self.interrupt)?;
+        let test_end = TestEnd::establish(self, &mut control, cm, depths)?;
+        Ok((control, test_end))
+    }
+
+    pub(crate) fn no_such_test(&self) -> Failure {
+        let (verb, transport) = (self.settings.tool.verb, self.settings.transport);
+        Failure::usage(format!("-c {transport:?}: the transport has no {verb:?}: leave it out"))
+    }
+}
 
 /// Sets up the control connection; with `-R` also what connects the queue pairs of the test.
 ///
 /// # Errors
 /// [`Failure::Test`] when no server answers or the port cannot be listened on;
 /// [`Failure::Interrupted`].
-pub(crate) fn open_control(
+fn open_control(
     settings: &Settings,
     device: &Device,
     printer: &Printer<'_>,

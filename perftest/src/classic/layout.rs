@@ -5,8 +5,9 @@
 
 use std::fmt::Write as _;
 
-use super::settings::{Atomic, Exchange, Output, Settings, Transport};
+use super::settings::{Exchange, Output, Settings, Transport};
 use super::tool::{Kind, Verb};
+use crate::cli::AtomicOperation;
 
 pub(crate) const RULE: &str = "---------------------------------------------------------------------------------------";
 
@@ -110,8 +111,8 @@ pub(crate) fn title(settings: &Settings) -> String {
         (Verb::Write, _) => "RDMA_Write ",
         (Verb::Read, _) => "RDMA_Read ",
         (Verb::Send, _) => "Send ",
-        (Verb::Atomic, Atomic::FetchAdd) => "Atomic FETCH_AND_ADD ",
-        (Verb::Atomic, Atomic::CompareSwap) => "Atomic CMP_AND_SWAP ",
+        (Verb::Atomic, AtomicOperation::FetchAdd) => "Atomic FETCH_AND_ADD ",
+        (Verb::Atomic, AtomicOperation::CompareSwap) => "Atomic CMP_AND_SWAP ",
     }
     .to_owned();
     if settings.bidirectional {

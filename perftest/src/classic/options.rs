@@ -15,8 +15,9 @@ use doorbell_verbs::Gid;
 
 use super::flags::Support;
 use super::getopt::{GivenOption, ParsedArgs};
-use super::settings::{Atomic, Settings, SingleMetric, Transport};
+use super::settings::{Settings, SingleMetric, Transport};
 use super::tool::{Kind, Tool, Verb};
+use crate::cli::AtomicOperation;
 use crate::failure::{Failure, one_line};
 use crate::units::parse_bytes;
 
@@ -75,7 +76,7 @@ struct RawOptions {
     cq_mod: Option<u32>,
     inline: Option<u32>,
     outstanding: Option<u8>,
-    atomic: Option<Atomic>,
+    atomic: Option<AtomicOperation>,
     events: bool,
     vector: Option<u32>,
     shared_receive: bool,
@@ -138,8 +139,8 @@ fn apply(raw: &mut RawOptions, tool: Tool, given: &GivenOption) -> Result<(), Fa
         "all" => raw.all = true,
         "atomic_type" => {
             raw.atomic = Some(match given.value.as_str() {
-                "FETCH_AND_ADD" => Atomic::FetchAdd,
-                "CMP_AND_SWAP" => Atomic::CompareSwap,
+                "FETCH_AND_ADD" => AtomicOperation::FetchAdd,
+                "CMP_AND_SWAP" => AtomicOperation::CompareSwap,
                 _ => return Err(invalid_value(given, "FETCH_AND_ADD or CMP_AND_SWAP")),
             });
         }

@@ -5,8 +5,9 @@ use std::time::Duration;
 use super::flags::{FLAGS, Support};
 use super::getopt::{self, GivenOption, ParsedArgs};
 use super::options::{self, Request};
-use super::settings::{Atomic, Exchange, Settings, SingleMetric, TestLength, Transport};
+use super::settings::{Exchange, Settings, SingleMetric, TestLength, Transport};
 use super::tool::{Kind, Tool, Verb};
+use crate::cli::AtomicOperation;
 
 fn interpret(line: &str) -> Result<Request, String> {
     let mut words = line.split_whitespace().map(str::to_owned);
@@ -145,7 +146,7 @@ fn each_option_sets_its_field() {
     let s = settings("ib_atomic_bw -A CMP_AND_SWAP -o 4 --output message_rate --out_json_file=x.json");
     assert_eq!(
         (s.atomic, s.outstanding, s.output.only),
-        (Atomic::CompareSwap, Some(4), Some(SingleMetric::MessageRate))
+        (AtomicOperation::CompareSwap, Some(4), Some(SingleMetric::MessageRate))
     );
     assert_eq!(s.output.json, Some("x.json".into()));
 

@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use doorbell_gpudirect::Path;
 use doorbell_verbs::LinkLayer;
 
+use super::control::TestStart;
 use super::options::{self, Request};
+use super::printer::Printer;
 use super::settings::{Cuda, Settings, Transport};
 use super::tool::{Kind, Tool, Verb};
 use super::{bw, getopt, help, lat};
@@ -53,9 +55,20 @@ fn test(mut settings: Settings) -> Result<(), Failure> {
     for warning in warnings(&settings, &device) {
         eprintln!("{}: warning: {warning}", settings.tool.name());
     }
-    match settings.tool.kind {
-        Kind::Bw => bw::run(&settings, &device, &interrupt),
-        Kind::Lat => lat::run(&settings, &device, &interrupt),
+    let mut printer = Printer::new(&settings)?;
+    let start = TestStart {
+        settings: &settings,
+        device: &device,
+        interrupt: &interrupt,
+        printer: &mut printer,
+    };
+    let result = match settings.tool.kind {
+        Kind::Bw => bw::run(start),
+        Kind::Lat => lat::run(start),
+    };
+    match result {
+        Ok(()) | Err(Failure::Interrupted) => printer.finish().and(result),
+        Err(failure) => Err(failure),
     }
 }
 

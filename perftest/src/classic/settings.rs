@@ -8,6 +8,7 @@ use std::time::Duration;
 use doorbell_verbs::Gid;
 
 use super::tool::{Kind, Tool};
+use crate::cli::AtomicOperation;
 use crate::device::GpuSelector;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,13 +36,6 @@ pub(crate) enum TestLength {
     Iterations(u64),
     /// A time (`-D`), of which the first and the last `margin` (`-f`) do not count.
     Duration { duration: Duration, margin: Duration },
-}
-
-/// Which atomic (`-A`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Atomic {
-    FetchAdd,
-    CompareSwap,
 }
 
 /// The GPU whose memory messages lie in (`--use_cuda`, `--use_cuda_bus_id`, `--use_cuda_dmabuf`).
@@ -163,7 +157,8 @@ pub(crate) struct Settings {
     pub(crate) inline: Option<u32>,
     /// Outstanding READs or atomics on each queue pair (`-o`); default: the device's limit.
     pub(crate) outstanding: Option<u8>,
-    pub(crate) atomic: Atomic,
+    /// The atomic (`-A`).
+    pub(crate) atomic: AtomicOperation,
     /// Sleep on completion events (`-e`).
     pub(crate) events: bool,
     /// Completion vector (`-X`).

@@ -2,11 +2,9 @@
 //! runs a test of [`bw`] or [`lat`].
 
 mod bw;
-pub(crate) mod gpu;
 mod lat;
 mod meter;
 mod monitor;
-mod pattern;
 pub(crate) mod raw;
 pub(crate) mod session;
 mod test_end;

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use crate::engine::lat::{LoopState, Monitor};
 use crate::exchange::{Control, Message};
 use crate::failure::Failure;
 use crate::report::LinkKind;
@@ -23,7 +24,7 @@ const YIELD_AFTER_FEW_LOCAL: u32 = 64;
 #[derive(Debug)]
 pub(crate) struct LoopMonitor<'a> {
     control: &'a Control,
-    latency_meter: u32,
+    iterations: u32,
     serving: bool,
     finish: Option<Vec<u64>>,
     idle: u32,
@@ -40,7 +41,7 @@ impl<'a> LoopMonitor<'a> {
         };
         LoopMonitor {
             control: test.control,
-            latency_meter: 0,
+            iterations: 0,
             serving: false,
             finish: None,
             idle: 0,
@@ -56,29 +57,10 @@ impl<'a> LoopMonitor<'a> {
         }
     }
 
-    /// # Errors
-    /// [`Failure::Interrupted`]; [`Failure::Test`] when the peer failed or is gone.
-    #[inline]
-    pub(crate) fn busy(&mut self) -> Result<(), Failure> {
-        self.idle = 0;
-        self.count()
-    }
-
-    #[inline]
-    pub(crate) fn idle(&mut self) -> Result<(), Failure> {
-        if self.idle < self.yield_after {
-            self.idle += 1;
-            std::hint::spin_loop();
-        } else {
-            std::thread::yield_now();
-        }
-        self.count()
-    }
-
     #[inline]
     fn count(&mut self) -> Result<(), Failure> {
-        self.latency_meter = self.latency_meter.wrapping_add(1);
-        if self.latency_meter.is_multiple_of(CHECK_INTERVAL) && self.control.attention() {
+        self.iterations = self.iterations.wrapping_add(1);
+        if self.iterations.is_multiple_of(CHECK_INTERVAL) && self.control.attention() {
             self.check()
         } else {
             Ok(())
@@ -100,6 +82,25 @@ impl<'a> LoopMonitor<'a> {
     #[inline]
     pub(crate) fn finished(&self) -> Option<&[u64]> {
         self.finish.as_deref()
+    }
+}
+
+impl Monitor for LoopMonitor<'_> {
+    #[inline]
+    fn busy(&mut self) -> Result<(), Failure> {
+        self.idle = 0;
+        self.count()
+    }
+
+    #[inline]
+    fn idle(&mut self) -> Result<LoopState, Failure> {
+        if self.idle < self.yield_after {
+            self.idle += 1;
+            std::hint::spin_loop();
+        } else {
+            std::thread::yield_now();
+        }
+        self.count().map(|()| LoopState::Continue)
     }
 }
 
@@ -130,11 +131,5 @@ impl Deadline {
     #[inline]
     pub(crate) fn is_over(&self, clock: &Clock) -> bool {
         self.at_ns.is_some_and(|at| clock.now() >= at)
-    }
-
-    /// Whether it had passed at this time.
-    #[inline]
-    pub(crate) fn is_over_at(&self, now_ns: u64) -> bool {
-        self.at_ns.is_some_and(|at| now_ns >= at)
     }
 }

@@ -1,13 +1,15 @@
 //! The protocol of a test from `hello` to `bye`: the client's side and the server's.
 
-use super::bw::{
-    self, atomic::AtomicRequester, passive::PassiveMemory, read::ReadRequester, receive::ReceiveRing,
-    verify::VerifiedSlots, write_send::WriteSendRequester,
-};
-use super::lat::{self, pingpong::PingPongMemory};
+use doorbell_verbs::ReliableConnection;
+
+use super::bw::client::{AtomicMemory, ConnectOp, MessageMemory, ReadMemory};
+use super::bw::{self, passive::PassiveMemory, receive::ReceiveRing, verify::VerifiedSlots};
+use super::lat::{self, pingpong::UnconnectedMemory};
 use super::meter::Meter;
 use super::test_end::{QpMemory, Test, TestEnd, usable_inline};
 use crate::device::Device;
+use crate::engine::requester::{MessageOp, SendOp, WriteImmOp, WriteOp};
+use crate::engine::samples::{Pace, SampleParams, Samples};
 use crate::exchange::{Accepted, Control, Finish, GpuEnd, Message, Outcome, REPLY_TIMEOUT, introduce};
 use crate::failure::Failure;
 use crate::plan::{Kind, Plan, Verb};
@@ -19,6 +21,20 @@ pub(crate) struct SessionContext<'a> {
     pub(crate) control: &'a Control,
     pub(crate) device: &'a Device,
     pub(crate) gid_index: Option<u8>,
+}
+
+impl<'a> SessionContext<'a> {
+    fn test(self, plan: &'a Plan, bytes: u64, inline: u32, is_server: bool) -> Test<'a> {
+        Test {
+            plan,
+            bytes,
+            device: self.device,
+            gid_index: self.gid_index,
+            inline,
+            control: self.control,
+            is_server,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -52,14 +68,7 @@ pub(crate) fn client(
         let inline = usable_inline(plan, local.device)?;
         for &bytes in &plan.sizes {
             report(Event::SizeStarted(bytes));
-            let test = Test {
-                plan,
-                bytes,
-                device: local.device,
-                gid_index: local.gid_index,
-                inline,
-                control,
-            };
+            let test = local.test(plan, bytes, inline, false);
             let (measured, failure) = measure(&test, clock);
             if let Some(drift) = clock.check() {
                 report(Event::ClockDrift(drift));
@@ -84,7 +93,12 @@ pub(super) fn measure(test: &Test<'_>, clock: &Clock) -> (Option<Row>, Option<Fa
             let (mut repeats, mut failure) = (Vec::new(), None);
             for _ in 0..test.plan.repeat {
                 let mut timeline = Timeline::new(u64::from(test.window()) * u64::from(test.plan.qps));
-                failure = bandwidth(test, meter(clock, &mut cpu, &mut timeline)).err();
+                let meter = Meter {
+                    clock,
+                    cpu: &mut cpu,
+                    figures: &mut timeline,
+                };
+                failure = bandwidth(test, meter).err();
                 repeats.extend(timeline.bandwidth());
                 if failure.is_some() {
                     break;
@@ -102,11 +116,18 @@ pub(super) fn measure(test: &Test<'_>, clock: &Clock) -> (Option<Row>, Option<Fa
                 Verb::Read | Verb::Atomic(_) => Trip::Full,
             };
             let (mut all, mut repeats, mut failure) = (Latency::new(trip), Vec::new(), None);
+            let params = SampleParams {
+                trip,
+                pace: test.plan.rate_per_s.map_or(Pace::AtOnce, Pace::PerSecond),
+                duration: test.plan.duration(),
+                margin: None,
+                keep: None,
+            };
             for _ in 0..test.plan.repeat {
-                let mut latency = Latency::new(trip);
-                failure = latencies(test, meter(clock, &mut cpu, &mut latency)).err();
-                repeats.extend(latency.figures());
-                all.absorb(&latency);
+                let mut samples = Samples::new(clock, &mut cpu, params);
+                failure = latencies(test, &mut samples).err();
+                repeats.extend(samples.latency().figures());
+                all.absorb(samples.latency());
                 if failure.is_some() {
                     break;
                 }
@@ -127,10 +148,6 @@ pub(super) fn measure(test: &Test<'_>, clock: &Clock) -> (Option<Row>, Option<Fa
     }
 }
 
-fn meter<'a, T>(clock: &'a Clock, cpu: &'a mut CpuMeter, figures: &'a mut T) -> Meter<'a, T> {
-    Meter { clock, cpu, figures }
-}
-
 fn shape(test: &Test<'_>) -> RowParams {
     RowParams {
         bytes: test.bytes,
@@ -144,26 +161,33 @@ fn shape(test: &Test<'_>) -> RowParams {
     }
 }
 
-fn bandwidth(test: &Test<'_>, mut meter: Meter<'_, Timeline>) -> Result<(), Failure> {
+fn bandwidth(test: &Test<'_>, mut meter: Meter<'_>) -> Result<(), Failure> {
     let meter = &mut meter;
     match test.plan.verb {
-        Verb::Write | Verb::Send => {
-            with_test_end::<WriteSendRequester>(test, |test_end| bw::bw_loop::run(test, test_end, meter))
-        }
-        Verb::Read => with_test_end::<ReadRequester>(test, |test_end| bw::bw_loop::run(test, test_end, meter)),
-        Verb::Atomic(_) => with_test_end::<AtomicRequester>(test, |test_end| bw::bw_loop::run(test, test_end, meter)),
+        Verb::Write => with_test_end::<MessageMemory<WriteOp>>(test, |end| bw::bw_loop::run(test, end, meter)),
+        Verb::Send => with_test_end::<MessageMemory<SendOp>>(test, |end| bw::bw_loop::run(test, end, meter)),
+        Verb::Read => with_test_end::<ReadMemory>(test, |end| bw::bw_loop::run(test, end, meter)),
+        Verb::Atomic(_) => with_test_end::<AtomicMemory>(test, |end| bw::bw_loop::run(test, end, meter)),
     }
 }
 
-fn latencies(test: &Test<'_>, mut meter: Meter<'_, Latency>) -> Result<(), Failure> {
-    let meter = &mut meter;
+fn latencies(test: &Test<'_>, samples: &mut Samples<'_>) -> Result<(), Failure> {
     match test.plan.verb {
-        Verb::Write | Verb::Send => {
-            with_test_end::<PingPongMemory>(test, |test_end| lat::pingpong::run(test, test_end, meter))
-        }
-        Verb::Read => with_test_end::<ReadRequester>(test, |test_end| lat::single::run(test, test_end, meter)),
-        Verb::Atomic(_) => with_test_end::<AtomicRequester>(test, |test_end| lat::single::run(test, test_end, meter)),
+        Verb::Write if test.plan.gpu => ping_pong::<WriteImmOp>(test, samples),
+        Verb::Write => ping_pong::<WriteOp>(test, samples),
+        Verb::Send => ping_pong::<SendOp>(test, samples),
+        Verb::Read => with_test_end::<ReadMemory>(test, |end| lat::one_sided(test, end, samples)),
+        Verb::Atomic(_) => with_test_end::<AtomicMemory>(test, |end| lat::one_sided(test, end, samples)),
     }
+}
+
+fn ping_pong<O: ConnectOp + MessageOp<ReliableConnection>>(
+    test: &Test<'_>,
+    samples: &mut Samples<'_>,
+) -> Result<(), Failure> {
+    with_test_end::<UnconnectedMemory<O>>(test, |end| {
+        lat::run(test, &mut lat::pingpong::pingpong(test, end)?, samples)
+    })
 }
 
 fn with_test_end<O: QpMemory>(
@@ -227,14 +251,7 @@ pub(crate) fn serve(local: SessionContext<'_>, plan: &Plan) -> Result<(), Failur
         control.send(&Message::Accepted(accepted))?;
         let inline = usable_inline(plan, local.device)?;
         for &bytes in &plan.sizes {
-            let test = Test {
-                plan,
-                bytes,
-                device: local.device,
-                gid_index: local.gid_index,
-                inline,
-                control,
-            };
+            let test = local.test(plan, bytes, inline, true);
             for _ in 0..plan.repeat {
                 serve_size(&test)?;
             }
@@ -250,8 +267,14 @@ pub(crate) fn serve(local: SessionContext<'_>, plan: &Plan) -> Result<(), Failur
 pub(super) fn serve_size(test: &Test<'_>) -> Result<(), Failure> {
     let plan = test.plan;
     match (plan.kind, plan.verb) {
-        (Kind::Lat, Verb::Write | Verb::Send) => {
-            serve_active::<PingPongMemory>(test, |test_end| lat::pingpong::serve(test, test_end))
+        (Kind::Lat, Verb::Write) if plan.gpu => {
+            serve_active::<UnconnectedMemory<WriteImmOp>>(test, |end| lat::pingpong::serve(test, end))
+        }
+        (Kind::Lat, Verb::Write) => {
+            serve_active::<UnconnectedMemory<WriteOp>>(test, |end| lat::pingpong::serve(test, end))
+        }
+        (Kind::Lat, Verb::Send) => {
+            serve_active::<UnconnectedMemory<SendOp>>(test, |end| lat::pingpong::serve(test, end))
         }
         (Kind::Bw, Verb::Send) => serve_active::<ReceiveRing>(test, |test_end| bw::receive::serve(test, test_end)),
         (Kind::Bw, Verb::Write) if plan.verify => {
@@ -281,10 +304,6 @@ fn serve_passive(test: &Test<'_>) -> Result<(), Failure> {
         Message::Finish(_) => {}
         other => return Err(test.control.unexpected(&other, "finish")),
     }
-    let messages = test_end
-        .qps
-        .iter()
-        .filter_map(|test_qp| test_qp.memory.atomic_count())
-        .collect();
+    let messages = test_end.memory.iter().filter_map(PassiveMemory::atomic_count).collect();
     test.control.send(&Message::Outcome(Outcome { messages, checked: 0 }))
 }

@@ -7,11 +7,12 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use doorbell_verbs::{
-    CompletionError as Completed, CompletionQueue, CompletionStatus, Endpoint, KeyAccess, Memory, Mtu, PostError,
-    PreparedQueuePair, ProtectionDomain, Qpn, QueuePair, Remote,
+    CompletionQueue, CompletionStatus, Endpoint, KeyAccess, Memory, Mtu, PreparedQueuePair, ProtectionDomain, Qpn,
+    ReliableConnection, Remote,
 };
 
 use crate::device::{Device, PORT};
+use crate::engine::test_end::{self, TestQp};
 use crate::exchange::{self, Control, Message, REPLY_TIMEOUT, Setup};
 use crate::failure::{Failure, one_line, refused};
 use crate::plan::Plan;
@@ -33,6 +34,7 @@ pub(crate) struct Test<'a> {
     /// Messages of up to so many bytes are sent inline from this end.
     pub(crate) inline: u32,
     pub(crate) control: &'a Control,
+    pub(crate) is_server: bool,
 }
 
 impl Test<'_> {
@@ -71,6 +73,17 @@ pub(crate) struct QpRequirements {
     pub(crate) access: RemoteAccess,
 }
 
+impl QpRequirements {
+    pub(crate) fn new(send: u32, receive: u32, inline: u32, access: RemoteAccess) -> QpRequirements {
+        QpRequirements {
+            send,
+            receive,
+            inline,
+            access,
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RemoteAccess {
     /// None but SEND.
@@ -90,6 +103,9 @@ pub(crate) struct AdvertisedMemory {
 }
 
 pub(crate) trait QpMemory: Sized {
+    /// The memory with what the peer has advertised.
+    type Connected;
+
     fn requirements(test: &Test<'_>) -> QpRequirements;
 
     fn new(test: &Test<'_>, pd: &ProtectionDomain, qp_index: usize) -> Result<Self, Failure>;
@@ -99,10 +115,18 @@ pub(crate) trait QpMemory: Sized {
         AdvertisedMemory::default()
     }
 
-    /// Posts the receives, before the peer may send.
-    fn post_receives(&mut self, _qp: &mut PreparedQueuePair) -> Result<(), Failure> {
-        Ok(())
-    }
+    /// Takes the peer's keys and posts the receives, before the peer may send.
+    ///
+    /// # Errors
+    /// [`Failure::Test`] when the peer's keys are unusable.
+    fn connect(self, peer: Peer<'_>) -> Result<Self::Connected, Failure>;
+}
+
+/// A queue pair that is just connected, with the keys of its peer.
+pub(crate) struct Peer<'a> {
+    pub(crate) test: &'a Test<'a>,
+    pub(crate) test_qp: &'a mut TestQp<ReliableConnection>,
+    pub(crate) keys: &'a PeerQp,
 }
 
 #[derive(Clone, Debug)]
@@ -138,16 +162,6 @@ impl PeerQp {
             ))),
         }
     }
-
-    #[cold]
-    pub(crate) fn failed(&self, failure: &Completed) -> Failure {
-        Failure::test(format!("{self}: {}", one_line(&failure.to_string())))
-    }
-
-    #[cold]
-    pub(crate) fn refused(&self, refused: &PostError) -> Failure {
-        Failure::test(format!("cannot post to {self}: {}", one_line(&refused.to_string())))
-    }
 }
 
 impl std::fmt::Display for PeerQp {
@@ -156,18 +170,10 @@ impl std::fmt::Display for PeerQp {
     }
 }
 
-#[derive(Debug)]
-pub(crate) struct TestQp<O> {
-    pub(crate) qp: QueuePair,
-    pub(crate) peer: PeerQp,
-    pub(crate) memory: O,
-}
-
-#[derive(Debug)]
-pub(crate) struct TestEnd<O> {
-    /// Receives all completions; the tag is the index of the queue pair.
-    pub(crate) cq: CompletionQueue,
-    pub(crate) qps: Vec<TestQp<O>>,
+pub(crate) struct TestEnd<O: QpMemory> {
+    pub(crate) end: test_end::TestEnd<ReliableConnection>,
+    /// One per queue pair.
+    pub(crate) memory: Vec<O::Connected>,
 }
 
 impl<O: QpMemory> TestEnd<O> {
@@ -181,10 +187,8 @@ impl<O: QpMemory> TestEnd<O> {
             .map_err(refused)?;
         let mut prepared = Vec::with_capacity(test.plan.qps as usize);
         for qp_index in 0..test.plan.qps as usize {
-            let mut memory = O::new(test, &pd, qp_index)?;
-            let mut qp = prepare(test, &pd, &cq, requirements, qp_index)?;
-            memory.post_receives(&mut qp)?;
-            prepared.push((qp, memory));
+            let memory = O::new(test, &pd, qp_index)?;
+            prepared.push((prepare(test, &pd, &cq, requirements, qp_index)?, memory));
         }
         let ours = prepared
             .iter()
@@ -199,13 +203,27 @@ impl<O: QpMemory> TestEnd<O> {
             other => return Err(test.control.unexpected(&other, "setup")),
         };
         let mut qps = Vec::with_capacity(prepared.len());
+        let mut connected = Vec::with_capacity(prepared.len());
         for ((qp, memory), setup) in prepared.into_iter().zip(setups) {
             let (endpoint, peer) = decode_setup(setup)
                 .map_err(|reason| Failure::test(format!("peer {}: {reason}", test.control.peer())))?;
-            let qp = qp.connect(&endpoint).map_err(refused)?;
-            qps.push(TestQp { qp, peer, memory });
+            let mut test_qp = TestQp {
+                qp: qp.connect(&endpoint).map_err(refused)?,
+                to: (),
+                peer: peer.to_string(),
+            };
+            connected.push(memory.connect(Peer {
+                test,
+                test_qp: &mut test_qp,
+                keys: &peer,
+            })?);
+            qps.push(test_qp);
         }
-        let mut test_end = TestEnd { cq, qps };
+        let shared = None;
+        let mut test_end = TestEnd {
+            end: test_end::TestEnd { cq, qps, shared },
+            memory: connected,
+        };
         let met = test
             .control
             .send(&Message::Ready)
@@ -215,9 +233,7 @@ impl<O: QpMemory> TestEnd<O> {
             other => Err(test.control.unexpected(&other, "ready")),
         }
     }
-}
 
-impl<O> TestEnd<O> {
     /// Adds details to a lost peer: the device and queue pair, and the device's error status if it
     /// reports one within the timeout of the test. Other failures are returned unchanged.
     #[cold]
@@ -225,10 +241,10 @@ impl<O> TestEnd<O> {
         let Failure::Lost { control, reason } = failure else {
             return failure;
         };
-        let Some(first) = self.qps.first() else {
+        let Some(first) = self.end.qps.first() else {
             return Failure::Lost { control, reason };
         };
-        let more = match self.qps.len() - 1 {
+        let more = match self.end.qps.len() - 1 {
             0 => String::new(),
             more => format!(" and {more} more queue pairs"),
         };
@@ -250,7 +266,7 @@ impl<O> TestEnd<O> {
         let wait = one.saturating_mul(u32::from(plan.retry) + 1).min(DEVICE_ERROR_WAIT) + Duration::from_millis(200);
         let deadline = Instant::now() + wait;
         while Instant::now() < deadline {
-            for done in self.cq.poll().ok()? {
+            for done in self.end.cq.poll().ok()? {
                 if let Err(failure) = done.result() {
                     return Some(failure.status);
                 }

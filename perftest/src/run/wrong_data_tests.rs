@@ -44,7 +44,7 @@ fn plan(line: &str) -> Plan {
     }
 }
 
-fn test<'a>(plan: &'a Plan, device: &'a Device, control: &'a Control) -> Test<'a> {
+fn test<'a>(plan: &'a Plan, device: &'a Device, control: &'a Control, is_server: bool) -> Test<'a> {
     Test {
         plan,
         bytes: plan.sizes[0],
@@ -52,6 +52,7 @@ fn test<'a>(plan: &'a Plan, device: &'a Device, control: &'a Control) -> Test<'a
         gid_index: None,
         inline: plan.inline,
         control,
+        is_server,
     }
 }
 
@@ -72,7 +73,7 @@ fn mismatched(line: &str) -> (Option<Failure>, Option<Failure>) {
         };
         let (control, plan) = listener.accept(None, &expected, &Interrupt::default()).unwrap();
         let peer = Plan { seed: 2, ..plan };
-        let failure = serve_size(&test(&peer, &device, &control)).err();
+        let failure = serve_size(&test(&peer, &device, &control, true)).err();
         if let Some(failure) = &failure {
             control.send_failure(failure);
         }
@@ -82,7 +83,7 @@ fn mismatched(line: &str) -> (Option<Failure>, Option<Failure>) {
     let control = connect("127.0.0.1", port, &Interrupt::default()).unwrap();
     introduce(&control, &ours, None).unwrap();
     let (row, failure) = measure(
-        &test(&ours, &device, &control),
+        &test(&ours, &device, &control, false),
         &Clock::new(ClockChoice::System).unwrap(),
     );
     assert!(row.is_none() || failure.is_some(), "{line}: {row:?}");

@@ -117,7 +117,7 @@ fn products_with_the_reciprocal_are_the_quotients() {
     for ranks in divisors.filter(|ranks| (1..=1 << 20).contains(ranks)) {
         let divisor = Divisor::new(DataType::I8, ranks);
         for value in -128..256 {
-            let product = (value * divisor.high as i32 >> 16) + i32::from(value < 0);
+            let product = ((value * divisor.high as i32) >> 16) + i32::from(value < 0);
             assert_eq!(
                 i64::from(product),
                 i64::from(value) / i64::from(ranks),

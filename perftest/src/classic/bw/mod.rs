@@ -1,95 +1,64 @@
-//! Bandwidth tests, wire-compatible with the C tools: `requester` is what each operation posts,
-//! `test_loop` the measuring loop; this module is the order of the test.
+//! Bandwidth tests, wire-compatible with the C tools: `test_loop` measures one size, this module is
+//! the order of the test.
 //!
 //! docs/CLASSIC.md has the table of barriers: before each size where both ends work (SEND,
 //! bidirectional tests), and after the last. Then the ends exchange reports.
 
-mod requester;
 mod test_loop;
 
 use doorbell_verbs::{ReliableConnection, UnreliableConnection, UnreliableDatagram, WithSrq};
 
-use self::requester::{AtomicRequester, ReadRequester, Receiver, Requester, SendRequester, WriteRequester};
-use self::test_loop::{Outcome, TestLoop};
-use super::control::open_control;
+use self::test_loop::{Outcome, TestLoop, requesters};
+use super::control::TestStart;
 use super::layout::{Rates, bandwidth};
 use super::printer::{Directions, Printer};
+use super::requester::{ClassicRequester, receiver};
 use super::settings::{Output, Settings, Transport};
-use super::test_end::{Depths, TestEnd, TestTransport};
+use super::test_end::{ClassicTransport, Depths, TestEnd};
 use super::tool::Verb;
 use super::wire::{BwReport, ControlConnection};
-use crate::device::Device;
+use crate::engine::receiver::Receiver;
+use crate::engine::requester::{AtomicRequester, MessageRequester, ReadRequester, SendOp, WriteOp};
+use crate::engine::test_end;
+use crate::engine::transport::TestTransport;
 use crate::failure::Failure;
-use crate::interrupt::Interrupt;
 use crate::stats::{Bandwidth, Clock, ClockChoice};
 
+type Write = MessageRequester<WriteOp>;
+type Send = MessageRequester<SendOp>;
+
 /// # Errors
-/// [`Failure::Interrupted`], after printing what was measured until then; [`Failure::Usage`] when
+/// [`Failure::Interrupted`], with what was measured until then printed; [`Failure::Usage`] when
 /// there is no such test; [`Failure::Test`] and [`Failure::Lost`] when it failed.
-pub(crate) fn run(settings: &Settings, device: &Device, interrupt: &Interrupt) -> Result<(), Failure> {
+pub(crate) fn run(start: TestStart<'_, '_>) -> Result<(), Failure> {
+    let settings = start.settings;
     let shared = settings.shared_receive;
     match (settings.tool.verb, settings.transport) {
-        (Verb::Write, Transport::Rc) => {
-            run_and_print::<ReliableConnection, WriteRequester>(settings, device, interrupt)
-        }
-        (Verb::Write, Transport::Uc) => {
-            run_and_print::<UnreliableConnection, WriteRequester>(settings, device, interrupt)
-        }
-        (Verb::Read, Transport::Rc) => run_and_print::<ReliableConnection, ReadRequester>(settings, device, interrupt),
-        (Verb::Atomic, Transport::Rc) => {
-            run_and_print::<ReliableConnection, AtomicRequester>(settings, device, interrupt)
-        }
-        (Verb::Send, Transport::Rc) if shared => {
-            run_and_print::<WithSrq<ReliableConnection>, SendRequester>(settings, device, interrupt)
-        }
-        (Verb::Send, Transport::Uc) if shared => {
-            run_and_print::<WithSrq<UnreliableConnection>, SendRequester>(settings, device, interrupt)
-        }
-        (Verb::Send, Transport::Ud) if shared => {
-            run_and_print::<WithSrq<UnreliableDatagram>, SendRequester>(settings, device, interrupt)
-        }
-        (Verb::Send, Transport::Rc) => run_and_print::<ReliableConnection, SendRequester>(settings, device, interrupt),
-        (Verb::Send, Transport::Uc) => {
-            run_and_print::<UnreliableConnection, SendRequester>(settings, device, interrupt)
-        }
-        (Verb::Send, Transport::Ud) => run_and_print::<UnreliableDatagram, SendRequester>(settings, device, interrupt),
-        (verb, transport) => Err(Failure::usage(format!(
-            "-c {transport:?}: the transport has no {verb:?}: leave it out"
-        ))),
+        (Verb::Write, Transport::Rc) => run_test::<ReliableConnection, Write>(start),
+        (Verb::Write, Transport::Uc) => run_test::<UnreliableConnection, Write>(start),
+        (Verb::Read, Transport::Rc) => run_test::<ReliableConnection, ReadRequester>(start),
+        (Verb::Atomic, Transport::Rc) => run_test::<ReliableConnection, AtomicRequester>(start),
+        (Verb::Send, Transport::Rc) if shared => run_test::<WithSrq<ReliableConnection>, Send>(start),
+        (Verb::Send, Transport::Uc) if shared => run_test::<WithSrq<UnreliableConnection>, Send>(start),
+        (Verb::Send, Transport::Ud) if shared => run_test::<WithSrq<UnreliableDatagram>, Send>(start),
+        (Verb::Send, Transport::Rc) => run_test::<ReliableConnection, Send>(start),
+        (Verb::Send, Transport::Uc) => run_test::<UnreliableConnection, Send>(start),
+        (Verb::Send, Transport::Ud) => run_test::<UnreliableDatagram, Send>(start),
+        _ => Err(start.no_such_test()),
     }
 }
 
-fn run_and_print<T: TestTransport, F: Requester<T>>(
-    settings: &Settings,
-    device: &Device,
-    interrupt: &Interrupt,
-) -> Result<(), Failure> {
-    let mut printer = Printer::new(settings)?;
-    let result = run_test::<T, F>(settings, device, interrupt, &mut printer);
-    match result {
-        Ok(()) => printer.finish(),
-        Err(Failure::Interrupted) => printer.finish().and(Err(Failure::Interrupted)),
-        Err(failure) => Err(failure),
-    }
-}
-
-fn run_test<T: TestTransport, F: Requester<T>>(
-    settings: &Settings,
-    device: &Device,
-    interrupt: &Interrupt,
-    printer: &mut Printer<'_>,
-) -> Result<(), Failure> {
+fn run_test<T: ClassicTransport, F: ClassicRequester<T>>(mut start: TestStart<'_, '_>) -> Result<(), Failure> {
+    let settings = start.settings;
     let clock = Clock::new(ClockChoice::Auto).map_err(Failure::test)?;
-    let (mut control, cm) = open_control(settings, device, printer, interrupt)?;
-    let depths = Depths::of(settings);
-    let mut test_end = TestEnd::<T>::establish(settings, device, &mut control, cm, interrupt, printer, depths)?;
-    printer.column_heads()?;
+    let (mut control, mut test_end) = start.connect::<T>(Depths::of(settings))?;
+    start.printer.column_heads()?;
     let mut bw_test = BwTest {
         settings,
         receivers: receivers(settings, &mut test_end)?,
         test_end: &mut test_end,
         control: &mut control,
-        printer,
+        printer: start.printer,
         clock: &clock,
     };
     let last = if is_passive(settings) {
@@ -116,15 +85,15 @@ fn receivers<T: TestTransport>(settings: &Settings, test_end: &mut TestEnd<T>) -
         return Ok(Vec::new());
     }
     let longest = settings.sizes.iter().max().copied().unwrap_or(0);
-    let queues = if test_end.shared.is_some() {
+    let queues = if test_end.end.shared.is_some() {
         1
     } else {
-        test_end.qps.len()
+        test_end.links.len()
     };
     let mut receivers = (0..queues)
-        .map(|_| Receiver::new(settings, test_end, longest, settings.rx_depth.max(1)))
+        .map(|_| receiver(settings, test_end, longest, settings.rx_depth.max(1)))
         .collect::<Result<Vec<_>, _>>()?;
-    let TestEnd { qps, shared, .. } = test_end;
+    let test_end::TestEnd { qps, shared, .. } = &mut test_end.end;
     for (test_qp, receiver) in qps.iter_mut().zip(&mut receivers) {
         receiver.post(test_qp, shared.as_mut())?;
     }
@@ -141,7 +110,7 @@ struct BwTest<'a, 'p, T: TestTransport> {
 }
 
 impl<T: TestTransport> BwTest<'_, '_, T> {
-    fn sizes<F: Requester<T>>(&mut self) -> Result<BwReport, Failure> {
+    fn sizes<F: ClassicRequester<T>>(&mut self) -> Result<BwReport, Failure> {
         let settings = self.settings;
         let sends = settings.tool.verb == Verb::Send;
         let mut last = BwReport::default();
@@ -162,13 +131,21 @@ impl<T: TestTransport> BwTest<'_, '_, T> {
         Ok(last)
     }
 
-    fn size<F: Requester<T>>(&mut self, bytes: u64) -> Result<BwReport, Failure> {
+    fn size<F: ClassicRequester<T>>(&mut self, bytes: u64) -> Result<BwReport, Failure> {
         let settings = self.settings;
         let mut outcome = Outcome::default();
         let result = {
             let monitor = self.control.monitor();
-            let mut test_loop =
-                TestLoop::<T, F>::new(settings, self.test_end, &mut self.receivers, bytes, self.clock, monitor)?;
+            let mut requesters = requesters::<T, F>(settings, self.test_end, bytes)?;
+            let mut test_loop = TestLoop::new(
+                settings,
+                self.test_end,
+                &mut requesters,
+                &mut self.receivers,
+                bytes,
+                self.clock,
+                monitor,
+            );
             test_loop.run(&mut outcome)
         };
         let cpu = outcome.cpu.used();

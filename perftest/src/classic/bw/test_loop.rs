@@ -1,30 +1,23 @@
-//! The loop of every bandwidth test: fills the send queues, polls completions and reposts receives
-//! until all messages are sent and received or the time is over.
-//!
-//! It never allocates, formats or makes a system call of its own. It reads the clock when a
-//! timeline wants a record, and in timed or rate-limited tests once per iteration. Selective
-//! signaling: one request in [`PostParams::signal_every`] is signaled, often enough that a queue
-//! pair too full for another post list always has a completion in flight.
+//! The order of a bandwidth test at one size: a number of messages or a time, each way.
 
 use std::time::Duration;
 
-use doorbell_verbs::QueueKind;
-
+use super::super::requester::{ClassicRequester, Context};
 use super::super::settings::{Rate, Settings, TestLength, Transport};
 use super::super::spin_wait::SpinWait;
-use super::super::test_end::{TestEnd, TestQp, TestTransport};
+use super::super::test_end::TestEnd;
 use super::super::tool::Verb;
 use super::super::wire::PeerMonitor;
-use super::requester::{Receiver, Requester};
-use crate::failure::{Failure, refused};
-use crate::stats::{Bandwidth, Clock, CpuMeter, Timeline};
+use crate::engine::bw::{BwLoop, InlineList, PostParams};
+use crate::engine::receiver::Receiver;
+use crate::engine::transport::TestTransport;
+use crate::failure::Failure;
+use crate::stats::{Bandwidth, Clock, CpuMeter, Pacer, Timeline};
 
 /// Time limit for requests in flight when the test time is over; nothing is measured by then.
 const DRAIN_TIMEOUT_NS: u64 = 200_000_000;
 /// How long to wait for messages that may be lost, once nothing arrives any more.
 const MISSING_TIMEOUT_NS: u64 = 2_000_000_000;
-/// Longest wait for a completion event before the control connection is polled.
-const EVENT_TIMEOUT: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
@@ -38,102 +31,41 @@ pub(super) struct Outcome {
     pub(super) cpu: CpuMeter,
 }
 
-/// How a send queue is filled.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct PostParams {
-    /// tx depth: the most requests in flight.
-    depth: u32,
-    /// Requests per post list.
-    list: u32,
-    /// cq_mod: one request in so many is signaled.
-    signal_every: u32,
-}
-
-impl PostParams {
-    fn new(settings: &Settings) -> PostParams {
-        PostParams::of(settings.tx_depth, settings.post_list, settings.cq_mod)
-    }
-
-    fn of(depth: u32, list: u32, cq_mod: u32) -> PostParams {
-        let depth = depth.max(1);
-        let list = list.clamp(1, depth);
-        PostParams {
-            depth,
-            list,
-            signal_every: cq_mod.clamp(1, depth - list + 1),
-        }
-    }
-}
-
-#[derive(Debug, Default)]
-struct SendProgress {
-    posted: u64,
-    retired: u64,
-    /// Messages to post in all.
-    limit: u64,
-    unsignaled: u32,
-}
-
-/// The rate limiter of `--rate_limit`: bursts at even intervals.
-#[derive(Clone, Copy, PartialEq, Debug)]
-struct RateLimiter {
-    /// ns from one burst to the next.
-    interval_ns: f64,
-    burst: u64,
-    from_ns: u64,
-    /// Messages posted before the limiter started.
-    base: u64,
-}
-
-impl RateLimiter {
-    fn new(rate: &Rate, bytes: u64, from_ns: u64, base: u64) -> RateLimiter {
-        let per_s = if rate.per_message {
-            rate.value
-        } else {
-            rate.value / bytes.max(1) as f64
-        };
-        let burst = u64::from(rate.burst.max(1));
-        RateLimiter {
-            interval_ns: 1e9 * burst as f64 / per_s.max(f64::MIN_POSITIVE),
-            burst,
-            from_ns,
-            base,
-        }
-    }
-
-    /// Messages that may have been posted at `now_ns`.
-    fn allowed_at(&self, now_ns: u64) -> u64 {
-        let bursts = (now_ns.saturating_sub(self.from_ns) as f64 / self.interval_ns) as u64;
-        bursts
-            .saturating_add(1)
-            .saturating_mul(self.burst)
-            .saturating_add(self.base)
-    }
-}
-
-// fields: the state of the hot loop, borrowed and counted separately
+// fields: the state of a measurement, counted by its loop
 pub(super) struct TestLoop<'a, T: TestTransport, F> {
     settings: &'a Settings,
-    test_end: &'a mut TestEnd<T>,
+    bw: BwLoop<'a, T, F>,
     clock: &'a Clock,
     monitor: PeerMonitor<'a>,
     bytes: u64,
-    post_params: PostParams,
-    /// The payload of messages sent inline.
-    inline: Option<Vec<u8>>,
-    /// One per queue pair; none where this end does not send.
-    requesters: Vec<F>,
-    sent: Vec<SendProgress>,
-    /// One per queue pair, or one for all with a shared receive queue, or none where nothing
-    /// arrives here.
-    receivers: &'a mut [Receiver],
-    done: u64,
-    posted: u64,
-    allowed: u64,
-    received: u64,
+    qps: u64,
+    depth: u64,
+    sends: bool,
+    receives: bool,
     spin: SpinWait,
     /// Since when the peer is done, or nothing arrives any more, while messages are missing.
     quiet_since: Option<u64>,
+}
+
+/// The requesters of this end: one per queue pair; none where it does not send.
+pub(super) fn requesters<T: TestTransport, F: ClassicRequester<T>>(
+    settings: &Settings,
+    test_end: &TestEnd<T>,
+    bytes: u64,
+) -> Result<Vec<F>, Failure> {
+    let sends = !settings.receives() || settings.bidirectional;
+    let (cycle, window) = (test_end.cycle(bytes), settings.tx_depth.max(1));
+    (0..if sends { test_end.links.len() } else { 0 })
+        .map(|qp_index| {
+            F::new(&Context {
+                settings,
+                test_end,
+                qp_index,
+                cycle,
+                window,
+            })
+        })
+        .collect()
 }
 
 /// What one iteration of the loop found.
@@ -153,54 +85,39 @@ struct Measurement {
     cpu: CpuMeter,
 }
 
-impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
+impl<'a, T: TestTransport, F: ClassicRequester<T>> TestLoop<'a, T, F> {
     pub(super) fn new(
         settings: &'a Settings,
         test_end: &'a mut TestEnd<T>,
+        requesters: &'a mut [F],
         receivers: &'a mut [Receiver],
         bytes: u64,
         clock: &'a Clock,
         monitor: PeerMonitor<'a>,
-    ) -> Result<Self, Failure> {
-        let sends = !settings.receives() || settings.bidirectional;
-        let post_params = PostParams::new(settings);
-        let requesters: Vec<F> = (0..if sends { test_end.qps.len() } else { 0 })
-            .map(|qp_index| F::new(settings, test_end, qp_index, bytes, post_params.depth))
-            .collect::<Result<_, _>>()?;
+    ) -> Self {
+        let params = PostParams::new(settings.tx_depth, settings.post_list, settings.cq_mod, 0);
         let has_inline = test_end.is_inline(bytes) && matches!(settings.tool.verb, Verb::Write | Verb::Send);
-        Ok(TestLoop {
+        let inline = has_inline.then(|| InlineList::new(&params, usize::try_from(bytes).unwrap_or(0), false));
+        TestLoop {
             settings,
-            sent: test_end
-                .qps
-                .iter()
-                .take(requesters.len())
-                .map(|test_qp| {
-                    let posted = test_qp.qp.next_send();
-                    // Unsignaled requests of the previous size still hold their send queue slots.
-                    let left = u64::from(post_params.depth).saturating_sub(test_qp.qp.free_send_slots().into());
-                    SendProgress {
-                        posted,
-                        retired: posted - left.min(posted),
-                        limit: posted,
-                        unsignaled: 0,
-                    }
-                })
-                .collect(),
-            test_end,
+            qps: test_end.links.len() as u64,
+            depth: params.depth().into(),
+            sends: !requesters.is_empty(),
+            receives: !receivers.is_empty(),
+            bw: BwLoop::new(
+                &mut test_end.end,
+                requesters,
+                receivers,
+                params,
+                inline,
+                settings.events,
+            ),
             clock,
             monitor,
             bytes,
-            post_params,
-            inline: has_inline.then(|| vec![0x5a; usize::try_from(bytes).unwrap_or(0)]),
-            requesters,
-            receivers,
-            done: 0,
-            posted: 0,
-            allowed: u64::MAX,
-            received: 0,
             spin: SpinWait::default(),
             quiet_since: None,
-        })
+        }
     }
 
     /// Runs until the size is done. What was measured is in `outcome` even when it ends early.
@@ -212,12 +129,12 @@ impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
         if self.settings.warm_up && self.settings.tool.verb != Verb::Send {
             self.warm_up()?;
         }
-        let in_flight = u64::from(self.post_params.depth) * self.requesters.len().max(1) as u64;
+        let in_flight = self.depth * if self.sends { self.qps } else { 1 };
         let mut measurement = Measurement {
             sent: Timeline::new(in_flight),
             // The receiver sees up to one poll's worth of messages at once.
             received: Timeline::new(u64::from(self.settings.rx_depth).min(in_flight)),
-            base: self.done,
+            base: self.bw.done(),
             cpu: CpuMeter::default(),
         };
         let result = match self.settings.length {
@@ -234,8 +151,8 @@ impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
                 figures.messages
             }
             (TestLength::Duration { .. }, None, None) => 0,
-            (TestLength::Iterations(_), _, _) if self.requesters.is_empty() => self.received,
-            (TestLength::Iterations(_), _, _) => self.done - measurement.base,
+            (TestLength::Iterations(_), _, _) if !self.sends => self.bw.received(),
+            (TestLength::Iterations(_), _, _) => self.bw.done() - measurement.base,
         };
         (outcome.sent, outcome.received) = (sent, received);
         outcome.cpu = measurement.cpu;
@@ -244,64 +161,56 @@ impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
 
     /// Warm-up: one window of messages on each queue pair, all completed.
     fn warm_up(&mut self) -> Result<(), Failure> {
-        let window = u64::from(self.post_params.depth);
-        self.add_messages(window);
-        let total = window * self.requesters.len() as u64;
-        while self.done < total {
+        self.bw.add(self.depth);
+        while !self.bw.is_done() {
             self.poll_once()?;
         }
         Ok(())
     }
 
-    fn add_messages(&mut self, messages: u64) {
-        for sent in &mut self.sent {
-            sent.limit = sent.posted.saturating_add(messages);
-        }
-    }
-
     /// A number of messages each way.
     fn run_iterations(&mut self, iterations: u64, measurement: &mut Measurement) -> Result<(), Failure> {
-        let qps = self.test_end.qps.len() as u64;
-        let total = iterations.saturating_mul(qps);
-        let to_send = self.done + if self.requesters.is_empty() { 0 } else { total };
-        let to_receive = if self.receivers.is_empty() { 0 } else { total };
+        let to_receive = if self.receives {
+            iterations.saturating_mul(self.qps)
+        } else {
+            0
+        };
         let start = self.clock.now();
-        self.add_messages(iterations);
-        let rate = self.rate_limiter(start);
+        self.bw.add(iterations);
+        self.limit_rate(start);
         measurement.cpu.start();
-        measurement.sent.start(start, self.done);
+        measurement.sent.start(start, self.bw.done());
         let result = loop {
-            if self.done >= to_send && self.received >= to_receive {
+            if self.bw.is_done() && self.bw.received() >= to_receive {
                 break Ok(());
             }
-            self.apply_rate_limit(rate.as_ref());
-            if self.received == 0 && to_receive > 0 {
+            if self.bw.received() == 0 && to_receive > 0 {
                 measurement.received.start(self.clock.now(), 0);
             }
             let progress = match self.poll_once() {
                 Ok(progress) => progress,
                 Err(failure) => break Err(failure),
             };
-            measurement.sent.note(self.clock, self.done);
-            measurement.received.note(self.clock, self.received);
-            if !progress.idle || self.done < to_send {
+            measurement.sent.note(self.clock, self.bw.done());
+            measurement.received.note(self.clock, self.bw.received());
+            if !progress.idle || !self.bw.is_done() {
                 self.quiet_since = None;
             } else if self.receive_timed_out(progress.peer_advanced) {
                 break self.check_missing(to_receive);
             }
         };
         let end = self.clock.now();
-        measurement.sent.finish(end, self.done);
-        measurement.received.finish(end, self.received);
+        measurement.sent.finish(end, self.bw.done());
+        measurement.received.finish(end, self.bw.received());
         result
     }
 
     /// A duration each way, of which `margin` at each end does not count.
     fn run_duration(&mut self, duration: u64, margin: u64, measurement: &mut Measurement) -> Result<(), Failure> {
         let start = self.clock.now();
-        self.add_messages(u64::MAX);
-        let rate = self.rate_limiter(start);
-        let sends = !self.requesters.is_empty();
+        self.bw.add(u64::MAX);
+        self.limit_rate(start);
+        let sends = self.sends;
         // An end that only receives counts from its first message, and until the peer is done.
         let mut began = sends.then_some(start);
         // Posting the first requests counts as well, since posting is what moves the data on some
@@ -312,13 +221,12 @@ impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
             self.start_measuring(measurement, start);
         }
         let result = loop {
-            self.apply_rate_limit(rate.as_ref());
             let progress = match self.poll_once() {
                 Ok(progress) => progress,
                 Err(failure) => break Err(failure),
             };
             let now = self.clock.now();
-            if began.is_none() && self.received > 0 {
+            if began.is_none() && self.bw.received() > 0 {
                 began = Some(now);
             }
             let elapsed = began.map_or(0, |began| now.saturating_sub(began));
@@ -326,13 +234,13 @@ impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
                 measuring = true;
                 self.start_measuring(measurement, now);
             } else if measuring && !measured {
-                measurement.sent.note(self.clock, self.done);
-                measurement.received.note(self.clock, self.received);
+                measurement.sent.note(self.clock, self.bw.done());
+                measurement.received.note(self.clock, self.bw.received());
                 if elapsed >= duration - margin || (progress.peer_advanced && !sends) {
                     measured = true;
                     measurement.cpu.stop();
-                    measurement.sent.finish(now, self.done);
-                    measurement.received.finish(now, self.received);
+                    measurement.sent.finish(now, self.bw.done());
+                    measurement.received.finish(now, self.bw.received());
                 }
             }
             let over = if sends {
@@ -346,8 +254,8 @@ impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
         };
         if measuring && !measured {
             let end = self.clock.now();
-            measurement.sent.finish(end, self.done);
-            measurement.received.finish(end, self.received);
+            measurement.sent.finish(end, self.bw.done());
+            measurement.received.finish(end, self.bw.received());
         }
         result?;
         self.drain();
@@ -355,37 +263,27 @@ impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
     }
 
     fn start_measuring(&self, measurement: &mut Measurement, now: u64) {
-        measurement.base = self.done;
+        measurement.base = self.bw.done();
         measurement.cpu.start();
-        measurement.sent.start(now, self.done);
-        measurement.received.start(now, self.received);
+        measurement.sent.start(now, self.bw.done());
+        measurement.received.start(now, self.bw.received());
     }
 
     /// Polls for what is still in flight, up to [`DRAIN_TIMEOUT_NS`]. None of it counts, so a
     /// failure does not matter.
     fn drain(&mut self) {
-        for sent in &mut self.sent {
-            sent.limit = sent.posted;
-        }
+        self.bw.stop();
         let end = self.clock.now() + DRAIN_TIMEOUT_NS;
-        let open = |sent: &SendProgress| sent.posted - sent.retired > u64::from(sent.unsignaled);
-        while self.sent.iter().any(open) && self.clock.now() < end {
+        while self.bw.awaits_completion() && self.clock.now() < end {
             if self.poll_once().is_err() {
                 return;
             }
         }
     }
 
-    fn rate_limiter(&self, now_ns: u64) -> Option<RateLimiter> {
-        let rate = self.settings.rate.as_ref()?;
-        Some(RateLimiter::new(rate, self.bytes, now_ns, self.posted))
-    }
-
-    /// Updates the number of messages that the rate limit allows by now.
-    #[inline]
-    fn apply_rate_limit(&mut self, rate: Option<&RateLimiter>) {
-        if let Some(rate) = rate {
-            self.allowed = rate.allowed_at(self.clock.now());
+    fn limit_rate(&mut self, now_ns: u64) {
+        if let Some(rate) = &self.settings.rate {
+            self.bw.pace(pacer(rate, self.bytes, now_ns));
         }
     }
 
@@ -394,8 +292,8 @@ impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
     #[cold]
     fn receive_timed_out(&mut self, peer_advanced: bool) -> bool {
         // A reliable connection delivers what is in flight as long as the peer is not done.
-        let waits = peer_advanced
-            || (self.settings.transport != Transport::Rc && (self.received > 0 || !self.requesters.is_empty()));
+        let waits =
+            peer_advanced || (self.settings.transport != Transport::Rc && (self.bw.received() > 0 || self.sends));
         if !waits {
             return false;
         }
@@ -407,22 +305,20 @@ impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
     /// The result when messages are missing.
     #[cold]
     fn check_missing(&self, expected: u64) -> Result<(), Failure> {
-        if self.settings.transport != Transport::Rc && self.received > 0 {
+        if self.settings.transport != Transport::Rc && self.bw.received() > 0 {
             // An unreliable transport may lose messages: only those that arrived count.
             return Ok(());
         }
         Err(Failure::test(format!(
             "the peer is done, and {} of {expected} messages of {} B have arrived: are both ends given the same options?",
-            self.received, self.bytes
+            self.bw.received(),
+            self.bytes
         )))
     }
 
     #[inline]
     fn poll_once(&mut self) -> Result<Progress, Failure> {
-        self.post_sends()?;
-        let (done, received) = (self.done, self.received);
-        self.poll_completions()?;
-        let idle = self.done == done && self.received == received;
+        let idle = !self.bw.step(self.clock)?;
         if idle {
             self.spin.idle();
         } else {
@@ -431,98 +327,16 @@ impl<'a, T: TestTransport, F: Requester<T>> TestLoop<'a, T, F> {
         let peer_advanced = self.monitor.poll()?;
         Ok(Progress { idle, peer_advanced })
     }
+}
 
-    #[inline]
-    fn post_sends(&mut self) -> Result<(), Failure> {
-        let PostParams {
-            depth,
-            list,
-            signal_every,
-        } = self.post_params;
-        let inline = self.inline.as_deref();
-        for ((test_qp, requester), sent) in self
-            .test_end
-            .qps
-            .iter_mut()
-            .zip(&mut self.requesters)
-            .zip(&mut self.sent)
-        {
-            loop {
-                let count = u64::from(list)
-                    .min(sent.limit - sent.posted)
-                    .min(self.allowed - self.posted);
-                if count == 0 || sent.posted - sent.retired + count > u64::from(depth) {
-                    break;
-                }
-                let (first, last) = (sent.posted, sent.posted + count);
-                let ends = last == sent.limit;
-                let mut unsignaled = sent.unsignaled;
-                let TestQp { qp, to, .. } = &mut *test_qp;
-                let to = &*to;
-                let result = qp.post(|batch| {
-                    for index in first..last {
-                        unsignaled += 1;
-                        let signal = unsignaled >= signal_every || (ends && index + 1 == last);
-                        if signal {
-                            unsignaled = 0;
-                        }
-                        requester.stage(batch, to, inline, index, signal);
-                    }
-                });
-                result.map_err(|e| test_qp.refused(&e))?;
-                sent.posted = last;
-                sent.unsignaled = unsignaled;
-                self.posted += count;
-            }
-        }
-        Ok(())
-    }
-
-    #[inline]
-    fn poll_completions(&mut self) -> Result<(), Failure> {
-        let TestEnd { cq, qps, shared, .. } = &mut *self.test_end;
-        // With a rate limit there may be something to post without a completion.
-        let sleeps = self.settings.events && self.settings.rate.is_none();
-        let completions = if sleeps {
-            cq.wait(EVENT_TIMEOUT).map_err(refused)?
-        } else {
-            cq.poll().map_err(refused)?
-        };
-        for completion in completions {
-            let index = usize::try_from(completion.tag()).unwrap_or(usize::MAX);
-            if let Err(failure) = completion.check() {
-                return Err(match qps.get(index) {
-                    Some(test_qp) => test_qp.failed(&failure),
-                    None => refused(failure),
-                });
-            }
-            if completion.queue() == QueueKind::Receive {
-                self.received += 1;
-                // Queue pairs with a shared receive queue share one receiver.
-                let last = self.receivers.len().saturating_sub(1);
-                if let Some(receiver) = self.receivers.get_mut(index.min(last)) {
-                    receiver.retire(completion);
-                }
-            } else if let (Some(requester), Some(sent)) = (self.requesters.get_mut(index), self.sent.get_mut(index)) {
-                let retired = completion.sequence() + 1;
-                // A completion of the previous size does not count here.
-                if retired > sent.retired {
-                    self.done += retired - sent.retired;
-                    sent.retired = retired;
-                }
-                requester.retire(completion);
-            }
-        }
-        for (test_qp, receiver) in qps.iter_mut().zip(&mut *self.receivers) {
-            receiver.post(test_qp, shared.as_mut())?;
-        }
-        if self.settings.cuda.is_some() {
-            let sent = self.requesters.iter_mut().find_map(Requester::take_gpu_error);
-            let failed = sent.or_else(|| self.receivers.iter_mut().find_map(Receiver::take_gpu_error));
-            return failed.map_or(Ok(()), Err);
-        }
-        Ok(())
-    }
+/// The rate limiter of `--rate_limit`: bursts at even intervals.
+fn pacer(rate: &Rate, bytes: u64, now_ns: u64) -> Pacer {
+    let per_s = if rate.per_message {
+        rate.value
+    } else {
+        rate.value / bytes.max(1) as f64
+    };
+    Pacer::in_bursts(now_ns, per_s, rate.burst)
 }
 
 fn nanoseconds(duration: Duration) -> u64 {
@@ -534,37 +348,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_send_queue_always_has_a_completion_in_flight() {
-        for depth in [1, 2, 3, 16, 100, 128] {
-            for list in [1, 2, 7, 64, 100, 128] {
-                for cq_mod in [1, 50, 100, 128, 4096] {
-                    let post_params = PostParams::of(depth, list, cq_mod);
-                    assert!((1..=depth).contains(&post_params.list));
-                    assert!(
-                        (1..=depth - post_params.list + 1).contains(&post_params.signal_every),
-                        "{post_params:?}"
-                    );
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_rate_limiter_allows_bursts_at_even_intervals() {
+    fn a_rate_counts_messages_or_bytes() {
         let rate = Rate {
             value: 1000.0,
             per_message: true,
             burst: 10,
         };
-        let limiter = RateLimiter::new(&rate, 64, 500, 7);
-        for (ms, allowed) in [(0, 10), (9, 10), (10, 20), (19, 20), (25, 30), (1000, 1010)] {
-            assert_eq!(limiter.allowed_at(500 + ms * 1_000_000), 7 + allowed, "{ms}");
-        }
         let bytes = Rate {
             value: 64_000.0,
             per_message: false,
             ..rate
         };
-        assert_eq!(RateLimiter::new(&bytes, 64, 500, 7), limiter);
+        assert_eq!(pacer(&rate, 64, 500), Pacer::in_bursts(500, 1000.0, 10));
+        assert_eq!(pacer(&bytes, 64, 500), Pacer::in_bursts(500, 1000.0, 10));
     }
 }

@@ -1,160 +1,155 @@
 //! Latency tests, wire-compatible with the C tools.
 //!
-//! `write` and `send` are the ends of a ping-pong (`pingpong`); `one_sided` is the client of READs
-//! and atomics (`single`), whose server is passive. Every message is timed (`recorder`). Barriers:
-//! one before the first size (before each, for SEND), one after the last followed by closing,
-//! except for WRITE.
+//! Both ends of a ping-pong know the number of messages or the duration, so neither reports its
+//! end. The responder's round trip runs from its answer to the next message. The server of READs
+//! and atomics is passive. Barriers: one before the first size (before each, for SEND), one after
+//! the last followed by closing, except for WRITE.
 
+mod memory;
 mod monitor;
-mod one_sided;
-mod pingpong;
-mod recorder;
-mod send;
-mod send_buffers;
-mod single;
-mod write;
-
-use std::time::Duration;
 
 use doorbell_verbs::{Connected, ReliableConnection, UnreliableConnection, UnreliableDatagram, WithSrq};
 
 use self::monitor::LoopMonitor;
-use self::pingpong::{PingPong, Role};
-use self::recorder::LatencyRecorder;
-use self::send_buffers::BUFFERS;
-use super::control::open_control;
+use super::control::TestStart;
 use super::layout::Latencies;
 use super::printer::Printer;
+use super::requester::{ClassicRequester, Context};
 use super::settings::{Settings, TestLength, Transport};
-use super::test_end::{Depths, TestEnd, TestTransport};
+use super::test_end::{ClassicTransport, Depths, TestEnd};
 use super::tool::Verb;
 use super::wire::{ControlConnection, QpInfo};
-use crate::device::Device;
+use crate::engine::lat::{self, LatParams, Monitor};
+use crate::engine::message::Cycle;
+use crate::engine::one_sided::OneSided;
+use crate::engine::pingpong::{BUFFERS, PingPong, PingPongMemory, PingPongParams};
+use crate::engine::requester::{AtomicRequester, MessageOp, ReadRequester};
+use crate::engine::samples::{Pace, SampleParams, Samples};
+use crate::engine::transport::TestTransport;
 use crate::failure::Failure;
-use crate::interrupt::Interrupt;
 use crate::stats::{Clock, ClockChoice, CpuMeter, Trip};
 
 /// Requests of a round of `--perform_warm_up`.
-const WARM_UP: u32 = 100;
+const WARM_UP: u64 = 100;
 
 /// # Errors
-/// [`Failure::Interrupted`], after printing what was measured until then; [`Failure::Usage`] when
+/// [`Failure::Interrupted`], with what was measured until then printed; [`Failure::Usage`] when
 /// there is no such test; [`Failure::Test`] and [`Failure::Lost`] when it failed.
-pub(crate) fn run(settings: &Settings, device: &Device, interrupt: &Interrupt) -> Result<(), Failure> {
-    let mut printer = Printer::new(settings)?;
-    let end = LatSetup {
-        settings,
-        device,
-        interrupt,
-        printer: &mut printer,
-    };
+pub(crate) fn run(start: TestStart<'_, '_>) -> Result<(), Failure> {
+    let settings = start.settings;
     let shared = settings.shared_receive;
-    let result = match (settings.tool.verb, settings.transport) {
-        (Verb::Write, Transport::Rc) => end.write::<ReliableConnection>(),
-        (Verb::Write, Transport::Uc) => end.write::<UnreliableConnection>(),
-        (Verb::Send, Transport::Rc) if shared => end.send::<WithSrq<ReliableConnection>>(),
-        (Verb::Send, Transport::Uc) if shared => end.send::<WithSrq<UnreliableConnection>>(),
-        (Verb::Send, Transport::Ud) if shared => end.send::<WithSrq<UnreliableDatagram>>(),
-        (Verb::Send, Transport::Rc) => end.send::<ReliableConnection>(),
-        (Verb::Send, Transport::Uc) => end.send::<UnreliableConnection>(),
-        (Verb::Send, Transport::Ud) => end.send::<UnreliableDatagram>(),
-        (Verb::Read | Verb::Atomic, Transport::Rc) => end.one_sided(),
-        (verb, transport) => Err(Failure::usage(format!(
-            "-c {transport:?}: the transport has no {verb:?}: leave it out"
-        ))),
+    match (settings.tool.verb, settings.transport) {
+        (Verb::Write, Transport::Rc) => write::<ReliableConnection>(start),
+        (Verb::Write, Transport::Uc) => write::<UnreliableConnection>(start),
+        (Verb::Send, Transport::Rc) if shared => send::<WithSrq<ReliableConnection>>(start),
+        (Verb::Send, Transport::Uc) if shared => send::<WithSrq<UnreliableConnection>>(start),
+        (Verb::Send, Transport::Ud) if shared => send::<WithSrq<UnreliableDatagram>>(start),
+        (Verb::Send, Transport::Rc) => send::<ReliableConnection>(start),
+        (Verb::Send, Transport::Uc) => send::<UnreliableConnection>(start),
+        (Verb::Send, Transport::Ud) => send::<UnreliableDatagram>(start),
+        (Verb::Read, Transport::Rc) => one_sided::<ReadRequester>(start),
+        (Verb::Atomic, Transport::Rc) => one_sided::<AtomicRequester>(start),
+        _ => Err(start.no_such_test()),
+    }
+}
+
+fn write<T: ClassicTransport + Connected>(start: TestStart<'_, '_>) -> Result<(), Failure> {
+    let settings = start.settings;
+    let (mut lat_test, mut test_end) = connect::<T>(start, 1)?;
+    let mut memory = memory::of_write(settings, &mut test_end)?;
+    // Unlike with SEND, the server sends first.
+    let initiates = settings.is_server();
+    // As the C tools do: polls for the completion of what was sent, then memory and only memory.
+    // An idle queue pair completes something only when it fails.
+    let params = PingPongParams {
+        signal_every: 1,
+        complete_first: true,
+        polls: 16,
+        times: 1 << 12,
+        sleeps: false,
+        advice: "",
     };
-    match result {
-        Ok(()) => printer.finish(),
-        Err(Failure::Interrupted) => printer.finish().and(Err(Failure::Interrupted)),
-        Err(failure) => Err(failure),
-    }
+    lat_test.run_pingpong(initiates, &mut test_end, &mut memory, params)?;
+    // The peer may be slightly behind: its last WRITE must still find this end's queue pair.
+    lat_test.control.linger();
+    Ok(())
 }
 
-/// This end before it is connected.
-struct LatSetup<'a, 'p> {
-    settings: &'a Settings,
-    device: &'a Device,
-    interrupt: &'a Interrupt,
-    printer: &'a mut Printer<'p>,
+fn send<T: ClassicTransport>(start: TestStart<'_, '_>) -> Result<(), Failure> {
+    let settings = start.settings;
+    let (mut lat_test, mut test_end) = connect::<T>(start, BUFFERS)?;
+    let mut memory = memory::of_send(settings, &mut test_end)?;
+    let initiates = !settings.is_server();
+    let params = PingPongParams {
+        signal_every: 4,
+        complete_first: false,
+        polls: 1,
+        times: 1,
+        sleeps: settings.events,
+        advice: ": do both ends have the same options (-s, -a)?",
+    };
+    lat_test.run_pingpong(initiates, &mut test_end, &mut memory, params)?;
+    lat_test.finish()
 }
 
-impl<'a, 'p> LatSetup<'a, 'p> {
-    fn write<T: TestTransport + Connected>(self) -> Result<(), Failure> {
-        let settings = self.settings;
-        let (mut lat_test, test_end) = self.connect::<T>(1)?;
-        let mut pingpong = write::WritePingPong::new(settings, test_end)?;
-        // Unlike with SEND, the server sends first.
-        let end = if settings.is_server() {
-            Role::Initiator
-        } else {
-            Role::Responder
-        };
-        lat_test.run_pingpong(end, &mut pingpong)?;
-        // The peer may be slightly behind: its last WRITE must still find this end's queue pair.
-        lat_test.control.linger();
-        Ok(())
+fn one_sided<F: ClassicRequester<ReliableConnection>>(start: TestStart<'_, '_>) -> Result<(), Failure> {
+    let settings = start.settings;
+    let (mut lat_test, mut test_end) = connect::<ReliableConnection>(start, 1)?;
+    if settings.is_server() {
+        lat_test.control.barrier(&lat_test.qp_info)?;
+        // The client accesses this end's memory until it reports that it is done.
+        lat_test.finish()?;
+        drop(test_end);
+        return Ok(());
     }
-
-    fn send<T: TestTransport>(self) -> Result<(), Failure> {
-        let settings = self.settings;
-        let (mut lat_test, test_end) = self.connect::<T>(BUFFERS)?;
-        let mut pingpong = send::SendPingPong::new(settings, test_end)?;
-        let end = if settings.is_server() {
-            Role::Responder
-        } else {
-            Role::Initiator
+    // The peer does not count these.
+    let warmup = if settings.warm_up { WARM_UP } else { 0 };
+    lat_test.sizes(|size| {
+        let cycle = Cycle {
+            slots: 1,
+            ..test_end.cycle(size.bytes)
         };
-        lat_test.run_pingpong(end, &mut pingpong)?;
-        lat_test.finish()
-    }
-
-    fn one_sided(self) -> Result<(), Failure> {
-        let settings = self.settings;
-        let (mut lat_test, test_end) = self.connect::<ReliableConnection>(1)?;
-        if settings.is_server() {
-            lat_test.control.barrier(&lat_test.qp_info)?;
-            // The client accesses this end's memory until it reports that it is done.
-            lat_test.finish()?;
-            drop(test_end);
-            return Ok(());
-        }
-        let mut requester = one_sided::OneSided::new(settings, test_end)?;
-        lat_test.sizes(|size, monitor| {
-            requester.resize(size.bytes);
-            single::run(&mut requester, monitor, size)
+        let mut requester = F::new(&Context {
+            settings,
+            test_end: &test_end,
+            qp_index: 0,
+            cycle,
+            window: 1,
         })?;
-        lat_test.finish()
-    }
-
-    fn connect<T: TestTransport>(self, receive: u32) -> Result<(LatTest<'a, 'p>, TestEnd<T>), Failure> {
-        let settings = self.settings;
-        let clock = Clock::new(ClockChoice::Auto).map_err(Failure::test)?;
-        if settings.output.cycles {
-            let cycles = clock.cycles_per_ns().ok_or_else(|| {
-                Failure::test("-C: this machine has no counter that counts cycles at one rate; leave it out")
-            })?;
-            self.printer.set_cycles_per_ns(cycles);
-        }
-        let (mut control, cm) = open_control(settings, self.device, self.printer, self.interrupt)?;
-        let depths = Depths { send: BUFFERS, receive };
-        let test_end = TestEnd::<T>::establish(
-            settings,
-            self.device,
-            &mut control,
-            cm,
-            self.interrupt,
-            self.printer,
-            depths,
-        )?;
-        let lat_test = LatTest {
-            settings,
-            qp_info: test_end.qps[0].ours,
-            control,
-            printer: self.printer,
-            clock,
+        let mut requests = OneSided::new(&mut test_end.end, &mut requester, settings.events);
+        let params = LatParams {
+            initiates: true,
+            warmup,
+            total: total(settings).saturating_add(warmup),
         };
-        Ok((lat_test, test_end))
+        let result = lat::run(&mut requests, size.monitor, size.samples, params, size.count);
+        *size.count = size.count.saturating_sub(warmup);
+        result
+    })?;
+    lat_test.finish()
+}
+
+fn connect<'a, 'p, T: ClassicTransport>(
+    mut start: TestStart<'a, 'p>,
+    receive: u32,
+) -> Result<(LatTest<'a, 'p>, TestEnd<T>), Failure> {
+    let settings = start.settings;
+    let clock = Clock::new(ClockChoice::Auto).map_err(Failure::test)?;
+    if settings.output.cycles {
+        let cycles = clock.cycles_per_ns().ok_or_else(|| {
+            Failure::test("-C: this machine has no counter that counts cycles at one rate; leave it out")
+        })?;
+        start.printer.set_cycles_per_ns(cycles);
     }
+    let (control, test_end) = start.connect::<T>(Depths { send: BUFFERS, receive })?;
+    let lat_test = LatTest {
+        settings,
+        qp_info: test_end.links[0].ours,
+        control,
+        printer: start.printer,
+        clock,
+    };
+    Ok((lat_test, test_end))
 }
 
 struct LatTest<'a, 'p> {
@@ -166,60 +161,87 @@ struct LatTest<'a, 'p> {
     clock: Clock,
 }
 
-struct SizeRun<'a> {
-    bytes: usize,
-    clock: &'a Clock,
-    /// Delay between an answer and the next message.
-    gap: Option<Duration>,
-    recorder: &'a mut LatencyRecorder,
-    /// Warm-up requests, where the peer does not count them.
-    warm_up: u32,
+struct SizeRun<'a, 'm> {
+    bytes: u64,
+    monitor: &'a mut LoopMonitor<'m>,
+    samples: &'a mut Samples<'m>,
     /// Messages received, or requests completed.
     count: &'a mut u64,
 }
 
 impl LatTest<'_, '_> {
-    fn run_pingpong(&mut self, role: Role, pingpong: &mut impl PingPong) -> Result<(), Failure> {
-        self.sizes(|size, monitor| pingpong::run(role, pingpong, monitor, size))
+    fn run_pingpong<T: TestTransport, O: MessageOp<T>>(
+        &mut self,
+        initiates: bool,
+        test_end: &mut TestEnd<T>,
+        memory: &mut PingPongMemory<O>,
+        params: PingPongParams,
+    ) -> Result<(), Failure> {
+        let mut pingpong = PingPong::new(&mut test_end.end, memory, params, 0);
+        let params = LatParams {
+            initiates,
+            // The time starts with the first message: a C tool starts its clock up to 250 ms after
+            // the barrier.
+            warmup: 1,
+            total: total(self.settings),
+        };
+        self.sizes(|size| {
+            pingpong.resize(usize::try_from(size.bytes).unwrap_or(usize::MAX));
+            let result = lat::run(&mut pingpong, size.monitor, size.samples, params, size.count).and_then(|()| {
+                // In a timed test the ends stop anywhere.
+                if params.total < u64::MAX {
+                    drain(&mut pingpong, size.monitor)
+                } else {
+                    Ok(())
+                }
+            });
+            match result {
+                // In a timed test each end stops by itself and sends nothing about it: the end that
+                // started first is gone while the other's last message is in flight.
+                Err(failure) if !matches!(failure, Failure::Interrupted) && size.monitor.peer_ended_first() => Ok(()),
+                result => result,
+            }
+        })
     }
 
     /// Also prints the partial row of an interrupted size.
-    fn sizes(
-        &mut self,
-        mut measure: impl FnMut(SizeRun<'_>, &mut LoopMonitor<'_>) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
+    fn sizes(&mut self, mut measure: impl FnMut(SizeRun<'_, '_>) -> Result<(), Failure>) -> Result<(), Failure> {
         let settings = self.settings;
         let trip = match settings.tool.verb {
             Verb::Write | Verb::Send => Trip::Half,
             Verb::Read | Verb::Atomic => Trip::Full,
+        };
+        let (duration, margin) = match settings.length {
+            TestLength::Iterations(_) => (None, None),
+            TestLength::Duration { duration, margin } => (Some(duration), Some(margin)),
+        };
+        let keep = settings.output.histogram || settings.output.unsorted;
+        let params = SampleParams {
+            trip,
+            pace: settings.gap.map_or(Pace::AtOnce, Pace::Gap),
+            duration,
+            margin,
+            keep: keep.then(|| duration.is_none().then(|| total(settings))),
         };
         self.printer.column_heads()?;
         for (index, &bytes) in settings.sizes.iter().enumerate() {
             if index == 0 || settings.tool.verb == Verb::Send {
                 self.control.barrier(&self.qp_info)?;
             }
-            let keep = settings.output.histogram || settings.output.unsorted;
-            let mut recorder = LatencyRecorder::new(trip, settings.length, keep);
             let (mut count, mut cpu) = (0, CpuMeter::default());
-            cpu.start();
-            let outcome = measure(
-                SizeRun {
-                    bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
-                    clock: &self.clock,
-                    gap: settings.gap,
-                    recorder: &mut recorder,
-                    warm_up: if settings.warm_up { WARM_UP } else { 0 },
-                    count: &mut count,
-                },
-                &mut LoopMonitor::new(&self.control, &self.clock, settings),
-            );
-            cpu.stop();
+            let mut samples = Samples::new(&self.clock, &mut cpu, params);
+            let outcome = measure(SizeRun {
+                bytes,
+                monitor: &mut LoopMonitor::new(&self.control, &self.clock, settings),
+                samples: &mut samples,
+                count: &mut count,
+            });
             if !matches!(outcome, Ok(()) | Err(Failure::Interrupted)) {
                 return outcome;
             }
+            let (figures, samples) = (figures(settings, bytes, count, &samples), samples.samples_ns());
             let used = cpu.used();
-            if let Some(figures) = figures(settings, bytes, count, &recorder) {
-                let samples = recorder.samples_ns();
+            if let Some(figures) = figures {
                 let percent = (used.user_cores + used.system_cores) * 100.0;
                 self.printer.latencies(figures, samples.as_deref(), percent)?;
             }
@@ -236,8 +258,37 @@ impl LatTest<'_, '_> {
     }
 }
 
-fn figures(settings: &Settings, bytes: u64, count: u64, recorder: &LatencyRecorder) -> Option<Latencies> {
-    let figures = recorder.figures()?;
+/// Messages of a size; `u64::MAX` in a timed test.
+fn total(settings: &Settings) -> u64 {
+    match settings.length {
+        TestLength::Iterations(count) => count,
+        TestLength::Duration { .. } => u64::MAX,
+    }
+}
+
+/// Drains the send queue, so that the peer has the last message.
+fn drain<T: TestTransport>(
+    pingpong: &mut PingPong<'_, T, impl MessageOp<T>>,
+    monitor: &mut LoopMonitor<'_>,
+) -> Result<(), Failure> {
+    loop {
+        match pingpong.is_drained() {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            // The peer may be gone before its device has acknowledged the last message.
+            Err(_) if monitor.peer_closes() => return Ok(()),
+            Err(failure) => return Err(failure),
+        }
+        match monitor.idle() {
+            Ok(_) => {}
+            Err(Failure::Lost { .. }) => return Ok(()),
+            Err(failure) => return Err(failure),
+        }
+    }
+}
+
+fn figures(settings: &Settings, bytes: u64, count: u64, samples: &Samples<'_>) -> Option<Latencies> {
+    let figures = samples.latency().figures()?;
     Some(Latencies {
         bytes,
         // Both ends of a ping-pong have measured one trip less; a timed test counts only what lies
@@ -253,6 +304,6 @@ fn figures(settings: &Settings, bytes: u64, count: u64, recorder: &LatencyRecord
         stddev_ns: figures.stddev,
         p99_ns: figures.p99,
         p999_ns: figures.p999,
-        trips_per_s: recorder.rate_per_s(),
+        trips_per_s: samples.rate_per_s(),
     })
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use crate::classic::settings::{Settings, Transport};
 use crate::classic::spin_wait::SpinWait;
 use crate::classic::wire::{self, ControlConnection};
+use crate::engine::lat::{LoopState, Monitor};
 use crate::failure::Failure;
 use crate::stats::Clock;
 
@@ -30,12 +31,6 @@ const SLEEP: Duration = Duration::from_millis(1);
 const LOSS_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the next message may take on a reliable transport.
 const MESSAGE_TIMEOUT: Duration = wire::REPLY_TIMEOUT;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum LoopState {
-    Continue,
-    TimeUp,
-}
 
 #[derive(Debug)]
 pub(super) struct LoopMonitor<'a> {
@@ -71,40 +66,6 @@ impl<'a> LoopMonitor<'a> {
             next_poll_ns: 0,
             quiet_since_ns: None,
         }
-    }
-
-    pub(super) fn start(&mut self, end_ns: u64) {
-        self.end_ns = end_ns;
-        self.quiet_since_ns = None;
-    }
-
-    #[inline]
-    pub(super) fn busy(&mut self) -> Result<(), Failure> {
-        self.spin.progress();
-        self.quiet_since_ns = None;
-        self.iterations = self.iterations.wrapping_add(1);
-        if self.iterations.is_multiple_of(CHECK_INTERVAL) {
-            // Where every message is there at the first poll, only this notices Ctrl-C. The loop
-            // itself checks for time-up.
-            self.check()?;
-        }
-        Ok(())
-    }
-
-    /// # Errors
-    /// [`Failure::Interrupted`]; [`Failure::Lost`] when the peer is gone; [`Failure::Test`] when a
-    /// message is lost.
-    #[inline]
-    pub(super) fn idle(&mut self) -> Result<LoopState, Failure> {
-        if self.sleeps {
-            return self.check();
-        }
-        self.spin.idle();
-        self.iterations = self.iterations.wrapping_add(1);
-        if self.iterations.is_multiple_of(CHECK_INTERVAL) {
-            return self.check();
-        }
-        Ok(LoopState::Continue)
     }
 
     /// Whether the peer closes the connection, at once or after printing its results.
@@ -168,5 +129,38 @@ impl<'a> LoopMonitor<'a> {
                 reason: format!("it has sent no message for {seconds} s"),
             }
         }
+    }
+}
+
+impl Monitor for LoopMonitor<'_> {
+    fn start(&mut self, end_ns: u64) {
+        self.end_ns = end_ns;
+        self.quiet_since_ns = None;
+    }
+
+    #[inline]
+    fn busy(&mut self) -> Result<(), Failure> {
+        self.spin.progress();
+        self.quiet_since_ns = None;
+        self.iterations = self.iterations.wrapping_add(1);
+        if self.iterations.is_multiple_of(CHECK_INTERVAL) {
+            // Where every message is there at the first poll, only this notices Ctrl-C. The loop
+            // itself checks for time-up.
+            self.check()?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn idle(&mut self) -> Result<LoopState, Failure> {
+        if self.sleeps {
+            return self.check();
+        }
+        self.spin.idle();
+        self.iterations = self.iterations.wrapping_add(1);
+        if self.iterations.is_multiple_of(CHECK_INTERVAL) {
+            return self.check();
+        }
+        Ok(LoopState::Continue)
     }
 }

@@ -6,8 +6,9 @@ use std::time::Duration;
 use doorbell_verbs::Gid;
 
 use super::{CQ_MOD_MAX_SIZE, DEPTH, REPORT_INTERVAL, RawOptions};
-use crate::classic::settings::{Atomic, Cuda, Exchange, Output, Rate, Settings, TestLength, Transport};
+use crate::classic::settings::{Cuda, Exchange, Output, Rate, Settings, TestLength, Transport};
 use crate::classic::tool::{Kind, Tool, Verb};
+use crate::cli::AtomicOperation;
 use crate::device::GpuSelector;
 use crate::failure::Failure;
 
@@ -116,7 +117,7 @@ pub(super) fn with_defaults(raw: RawOptions, tool: Tool) -> Result<Settings, Fai
         list_moderates: post_list > 1 && raw.cq_mod.is_none(),
         inline: raw.inline,
         outstanding: raw.outstanding,
-        atomic: raw.atomic.unwrap_or(Atomic::FetchAdd),
+        atomic: raw.atomic.unwrap_or(AtomicOperation::FetchAdd),
         events: raw.events,
         vector: raw.vector.unwrap_or(0),
         shared_receive: raw.shared_receive,

@@ -10,8 +10,8 @@ use doorbell_verbs::{Buffer, Opaque, ProtectionDomain, Rights};
 use super::super::settings::Settings;
 use super::{Target, memory};
 use crate::device::Gpu;
+use crate::engine::gpu::GpuPool;
 use crate::failure::{Failure, refused};
-use crate::run::gpu::GpuPool;
 
 /// Memory for the peer, at least `len` bytes per queue pair: one memory region, or with
 /// `--mr_per_qp` one each.

@@ -5,43 +5,24 @@ use doorbell_verbs::{Buffer, Frozen, HugePage, Local, Memory, ProtectionDomain, 
 use super::super::settings::Settings;
 use super::super::wire::SharedParameters;
 use super::Target;
+use crate::engine::message::Cycle;
 use crate::failure::{Failure, refused};
 
-/// Cycling through a buffer: each message starts at a cache line behind the previous one until the
-/// page is full. Messages longer than half a page all use the same place.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Cycle {
-    /// Message size, without the header.
-    pub(crate) bytes: u64,
-    pub(crate) stride: u64,
-    /// Messages until the buffer wraps around.
-    pub(crate) slots: u64,
-}
-
-impl Cycle {
-    /// For messages of `bytes`, with a header of `header` bytes (the GRH of UD) where they are
-    /// received.
-    pub(super) fn new(bytes: u64, header: u64, parameters: &SharedParameters) -> Cycle {
-        let (line, page) = (u64::from(parameters.cache_line), u64::from(parameters.page));
-        let stride = bytes
-            .saturating_add(header)
-            .checked_next_multiple_of(line)
-            .unwrap_or(u64::MAX)
-            .max(line);
-        Cycle {
-            bytes,
-            stride,
-            slots: if stride <= page / 2 { page / stride } else { 1 },
-        }
-    }
-
-    #[inline]
-    pub(crate) fn offset(&self, index: u64) -> u64 {
-        index % self.slots * self.stride
-    }
-
-    pub(crate) fn len(&self) -> u64 {
-        self.slots * self.stride
+/// Cycling through a buffer as the C tools do: each message starts at a cache line behind the
+/// previous one until the page is full. Messages longer than half a page all use the same place.
+///
+/// For messages of `bytes`, with a header of `header` bytes (the GRH of UD) where they are received.
+pub(super) fn cycle(bytes: u64, header: u64, parameters: &SharedParameters) -> Cycle {
+    let (line, page) = (u64::from(parameters.cache_line), u64::from(parameters.page));
+    let stride = bytes
+        .saturating_add(header)
+        .checked_next_multiple_of(line)
+        .unwrap_or(u64::MAX)
+        .max(line);
+    Cycle {
+        bytes,
+        stride,
+        slots: if stride <= page / 2 { page / stride } else { 1 },
     }
 }
 
@@ -136,12 +117,8 @@ pub(crate) fn frozen(
     cycle: &Cycle,
     count: usize,
 ) -> Result<Vec<Buffer<Frozen>>, Failure> {
-    let (len, stride) = lengths(cycle)?;
-    let memory = registration(settings, pd)
-        .register_chunks(allocate(settings, len)?, stride, Local)
-        .map_err(refused)?;
-    let bytes = usize::try_from(cycle.bytes).unwrap_or(usize::MAX);
-    let slots: Vec<_> = memory.map(|slot| head(slot, bytes).freeze()).collect();
+    let slots = slots(settings, pd, cycle, 0)?;
+    let slots: Vec<_> = slots.map(Buffer::<Local>::freeze).collect();
     Ok(slots.iter().cycle().take(count).cloned().collect())
 }
 
@@ -154,13 +131,26 @@ pub(crate) fn scratch(
     header: u64,
     count: usize,
 ) -> Result<Vec<Buffer<Scratch>>, Failure> {
-    let (len, stride) = lengths(cycle)?;
-    let memory = registration(settings, pd)
+    let slots = slots(settings, pd, cycle, header)?;
+    let slots: Vec<_> = slots.map(Buffer::scratch).collect();
+    Ok(slots.iter().cycle().take(count).cloned().collect())
+}
+
+/// The messages of a cycle buffer, each with a header.
+fn slots(
+    settings: &Settings,
+    pd: &ProtectionDomain,
+    cycle: &Cycle,
+    header: u64,
+) -> Result<impl Iterator<Item = Buffer<Local>>, Failure> {
+    let (Ok(len), Ok(stride)) = (usize::try_from(cycle.len()), usize::try_from(cycle.stride)) else {
+        return Err(Failure::test(format!("{} B exceed the address space", cycle.bytes)));
+    };
+    let chunks = registration(settings, pd)
         .register_chunks(allocate(settings, len)?, stride, Local)
         .map_err(refused)?;
     let bytes = usize::try_from(cycle.bytes.saturating_add(header)).unwrap_or(usize::MAX);
-    let slots: Vec<_> = memory.map(|slot| head(slot, bytes).scratch()).collect();
-    Ok(slots.iter().cycle().take(count).cloned().collect())
+    Ok(chunks.map(move |slot| head(slot, bytes)))
 }
 
 fn head(slot: Buffer<Local>, bytes: usize) -> Buffer<Local> {
@@ -171,18 +161,12 @@ fn head(slot: Buffer<Local>, bytes: usize) -> Buffer<Local> {
     }
 }
 
-fn lengths(cycle: &Cycle) -> Result<(usize, usize), Failure> {
-    match (usize::try_from(cycle.len()), usize::try_from(cycle.stride)) {
-        (Ok(len), Ok(stride)) => Ok((len, stride)),
-        _ => Err(Failure::test(format!("{} B exceed the address space", cycle.bytes))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use doorbell_verbs::Mtu;
 
     use super::*;
+    use crate::engine::message::Cursor;
 
     const PARAMETERS: SharedParameters = SharedParameters {
         page: 4096,
@@ -201,21 +185,25 @@ mod tests {
             (4096, 4096, 1),
             (65536, 65536, 1),
         ] {
-            let cycle = Cycle::new(bytes, 0, &PARAMETERS);
+            let cycle = cycle(bytes, 0, &PARAMETERS);
             assert_eq!(cycle, Cycle { bytes, stride, slots });
-            assert_eq!(cycle.offset(slots), 0);
-            assert!(cycle.offset(slots - 1) + bytes <= cycle.len().max(bytes));
+            let mut cursor = Cursor::new(cycle);
+            let offsets: Vec<u64> = (0..=slots).map(|_| cursor.advance()).collect();
+            assert!(offsets[..slots as usize].is_sorted_by(|a, b| a + stride == *b));
+            assert_eq!(offsets[slots as usize], 0);
+            assert!(offsets[slots as usize - 1] + bytes <= cycle.len().max(bytes));
         }
-        assert_eq!(Cycle::new(88, 40, &PARAMETERS).stride, 128);
+        assert_eq!(cycle(88, 40, &PARAMETERS).stride, 128);
     }
 
     #[test]
     fn a_message_never_goes_beyond_the_page_and_itself() {
         for bytes in 1..=9000 {
-            let cycle = Cycle::new(bytes, 0, &PARAMETERS);
-            for index in 0..200 {
-                let end = cycle.offset(index) + bytes;
-                assert!(end <= 4096.max(bytes.next_multiple_of(64)), "{bytes} {index}");
+            let cycle = cycle(bytes, 0, &PARAMETERS);
+            let mut cursor = Cursor::new(cycle);
+            for _ in 0..200 {
+                let end = cursor.advance() + bytes;
+                assert!(end <= 4096.max(bytes.next_multiple_of(64)), "{bytes}");
             }
         }
     }

@@ -2,39 +2,39 @@
 //! access.
 //!
 //! [`TestEnd::establish`] exchanges parameters and QP information, connects, and waits at the
-//! barrier before the first size. The loops allocate their memory, mostly with `memory`;
-//! `transport` is what differs between transports.
+//! barrier before the first size. The tests allocate their memory, mostly with `memory`.
 //!
-//! A C tool as the peer cycles through the first page at the address it was given ([`Cycle`]), so
+//! A C tool as the peer cycles through the first page at the address it was given (`memory::cycle`), so
 //! every queue pair has at least a page.
 
 mod cm_connect;
 mod gpu;
 mod memory;
-mod transport;
 
 use std::time::Duration;
 
 use doorbell_verbs::{
-    AddressHandleBuilder, Buffer, CompletionChannel, CompletionError as Completed, CompletionQueue, Endpoint, GidEntry,
-    KeyAccess as RemoteRight, LinkLayer, Mtu, Opaque, PeerAtomic, PeerRead, PeerWrite, PortState, PostError,
-    ProtectionDomain, QKey, Qpn, QueuePair, QueuePairBuilder, Remote, SharedReceiveQueue,
+    AddressHandleBuilder, Buffer, CompletionChannel, CompletionQueue, Endpoint, GidEntry, KeyAccess as RemoteRight,
+    LinkLayer, Mtu, Opaque, PeerAtomic, PeerRead, PeerWrite, PortState, ProtectionDomain, QKey, Qpn, QueuePairBuilder,
+    Remote, SharedReceiveQueue,
 };
 
+pub(crate) use cm_connect::ClassicTransport;
 pub(crate) use gpu::slots;
-pub(crate) use memory::{Cycle, allocate, frozen, registration, scratch};
-pub(crate) use transport::TestTransport;
+pub(crate) use memory::{allocate, frozen, registration, scratch};
 
 use self::cm_connect::{QpSetup, connect_by_cm};
 
+use super::control::TestStart;
 use super::layout::{Address, Header};
-use super::printer::Printer;
 use super::settings::{Exchange, Settings, Transport};
 use super::tool::{Kind, Tool, Verb};
 use super::wire::{ControlConnection, QpConnector, QpInfo, SharedParameters};
 use crate::device::{Device, Gpu};
+use crate::engine::message::Cycle;
+use crate::engine::test_end::{self, TestQp};
+use crate::engine::transport::TestTransport;
 use crate::failure::{Failure, one_line, refused};
-use crate::interrupt::Interrupt;
 
 /// The page size and cache line this end reports; no message of a test depends on them.
 const PAGE: u32 = 4096;
@@ -84,35 +84,22 @@ impl Target {
     }
 }
 
+/// What the two ends know of a queue pair and its peer, and the memory that the peer may access.
 #[derive(Debug)]
-pub(crate) struct TestQp<T: TestTransport> {
-    /// The connected queue pair. The tag of its completions is its index.
-    pub(crate) qp: QueuePair<T>,
-    /// Destination of its datagrams (UD).
-    pub(crate) to: T::Destination,
+pub(crate) struct Link {
     pub(crate) ours: QpInfo,
     pub(crate) theirs: QpInfo,
     pub(crate) target: Target,
 }
 
-impl<T: TestTransport> TestQp<T> {
+impl Link {
     /// The peer's memory, as far as `cycle` goes.
     pub(crate) fn remote<K: RemoteRight>(&self, cycle: &Cycle) -> Remote<K> {
         Remote::from_raw(self.theirs.vaddr, self.theirs.rkey, cycle.len())
     }
-
-    #[cold]
-    pub(crate) fn failed(&self, failure: &Completed) -> Failure {
-        Failure::test(format!("{self}: {}", one_line(&failure.to_string())))
-    }
-
-    #[cold]
-    pub(crate) fn refused(&self, refused: &PostError) -> Failure {
-        Failure::test(format!("cannot post to {self}: {}", one_line(&refused.to_string())))
-    }
 }
 
-impl<T: TestTransport> std::fmt::Display for TestQp<T> {
+impl std::fmt::Display for Link {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.theirs.gid {
             Some(gid) => write!(f, "peer {} (queue pair {})", gid.to_ip(), self.theirs.qpn),
@@ -123,11 +110,10 @@ impl<T: TestTransport> std::fmt::Display for TestQp<T> {
 
 #[derive(Debug)]
 pub(crate) struct TestEnd<T: TestTransport> {
-    /// Receives the completions of all sends and receives. With `-e` it has a completion channel.
-    pub(crate) cq: CompletionQueue,
-    pub(crate) qps: Vec<TestQp<T>>,
-    /// The shared receive queue, with `--use-srq`.
-    pub(crate) shared: Option<SharedReceiveQueue>,
+    /// With `-e` its completion queue has a completion channel.
+    pub(crate) end: test_end::TestEnd<T>,
+    /// One per queue pair.
+    pub(crate) links: Vec<Link>,
     /// Messages of up to so many bytes are sent inline.
     pub(crate) inline: u32,
     pub(crate) parameters: SharedParameters,
@@ -167,7 +153,7 @@ fn is_target(settings: &Settings) -> bool {
     settings.tool.verb != Verb::Send && (settings.receives() || settings.bidirectional || answered)
 }
 
-impl<T: TestTransport> TestEnd<T> {
+impl<T: ClassicTransport> TestEnd<T> {
     /// Creates this end and connects it to the peer, from the exchange of parameters to the barrier
     /// after the exchange of QP information. Prints the header on the way.
     ///
@@ -175,14 +161,17 @@ impl<T: TestTransport> TestEnd<T> {
     /// [`Failure::Test`] when the device refuses something or the peer fails; [`Failure::Lost`]
     /// when it is gone; [`Failure::Interrupted`].
     pub(crate) fn establish(
-        settings: &Settings,
-        device: &Device,
+        start: &mut TestStart<'_, '_>,
         control: &mut ControlConnection,
         connector: Option<QpConnector>,
-        interrupt: &Interrupt,
-        printer: &mut Printer<'_>,
         depths: Depths,
     ) -> Result<TestEnd<T>, Failure> {
+        let TestStart {
+            settings,
+            device,
+            interrupt,
+            ref mut printer,
+        } = *start;
         let context = &device.context;
         let port = context.port(settings.device_port).map_err(refused)?;
         if !matches!(port.state, PortState::Active | PortState::ActiveDefer) {
@@ -255,7 +244,7 @@ impl<T: TestTransport> TestEnd<T> {
         let theirs = control.exchange_qp_infos(&ours)?;
         let addresses = |qp_infos: &[QpInfo]| qp_infos.iter().map(address).collect::<Vec<_>>();
         printer.addresses(&addresses(&ours), &addresses(&theirs))?;
-        let mut qps = Vec::with_capacity(connected.len());
+        let (mut qps, mut links) = (Vec::with_capacity(connected.len()), Vec::with_capacity(connected.len()));
         for (((qp, target), &ours), theirs) in connected.into_iter().zip(targets).zip(&ours).zip(theirs) {
             let peer = builder.endpoint_of(&theirs)?;
             let (qp, to) = match qp {
@@ -263,13 +252,10 @@ impl<T: TestTransport> TestEnd<T> {
                     .map_err(|reason| Failure::test(format!("peer {}: {}", control.peer(), one_line(&reason))))?,
                 QpSetup::Connected(connected) => *connected,
             };
-            qps.push(TestQp {
-                qp,
-                to,
-                ours,
-                theirs,
-                target,
-            });
+            let link = Link { ours, theirs, target };
+            let peer = link.to_string();
+            qps.push(TestQp { qp, to, peer });
+            links.push(link);
         }
         if settings.group.is_some() {
             std::thread::sleep(JOIN_DELAY);
@@ -278,9 +264,8 @@ impl<T: TestTransport> TestEnd<T> {
         control.exchange_qp_infos(&ours)?;
         let inline = builder.inline;
         let test_end = TestEnd {
-            cq,
-            qps,
-            shared,
+            end: test_end::TestEnd { cq, qps, shared },
+            links,
             inline,
             parameters,
             pd,
@@ -289,15 +274,17 @@ impl<T: TestTransport> TestEnd<T> {
         test_end.barrier(control)?;
         Ok(test_end)
     }
+}
 
+impl<T: TestTransport> TestEnd<T> {
     /// Barrier: waits until the peer has got here too. For barriers before a measurement.
     pub(crate) fn barrier(&self, control: &mut ControlConnection) -> Result<(), Failure> {
-        control.barrier(&self.qps[0].ours)
+        control.barrier(&self.links[0].ours)
     }
 
     /// As [`TestEnd::barrier`], without a deadline, as the peer may still be measuring.
     pub(crate) fn barrier_after_test(&self, control: &mut ControlConnection) -> Result<(), Failure> {
-        control.barrier_after_test(&self.qps[0].ours)
+        control.barrier_after_test(&self.links[0].ours)
     }
 
     pub(crate) fn is_inline(&self, bytes: u64) -> bool {
@@ -305,7 +292,7 @@ impl<T: TestTransport> TestEnd<T> {
     }
 
     pub(crate) fn cycle(&self, bytes: u64) -> Cycle {
-        Cycle::new(bytes, T::HEADER, &self.parameters)
+        memory::cycle(bytes, T::HEADER, &self.parameters)
     }
 }
 
@@ -330,7 +317,7 @@ impl<'a> EndBuilder<'a> {
         }
         let longest = settings.sizes.iter().max().copied().unwrap_or(0);
         // Shorter messages cycle through the whole page.
-        let len = Cycle::new(longest, 0, &self.parameters)
+        let len = memory::cycle(longest, 0, &self.parameters)
             .len()
             .max(self.parameters.page.into());
         if let Some(gpu) = self.gpu {

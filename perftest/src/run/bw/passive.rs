@@ -5,10 +5,11 @@ use std::sync::atomic::Ordering;
 
 use doorbell_verbs::{Buffer, Memory, Opaque, PeerAtomic, PeerRead, PeerWrite, ProtectionDomain};
 
-use super::super::gpu::{Chunking, GpuMessages};
-use super::super::pattern::Pattern;
-use super::super::test_end::{AdvertisedMemory, QpMemory, QpRequirements, RemoteAccess, Test};
+use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, RemoteAccess, Test};
+use super::client::read_slots;
 use crate::device::Gpu;
+use crate::engine::gpu::{Chunking, GpuMessages};
+use crate::engine::pattern::Pattern;
 use crate::failure::{Failure, refused};
 use crate::plan::Verb;
 
@@ -27,18 +28,15 @@ pub(crate) enum PassiveMemory {
 }
 
 impl QpMemory for PassiveMemory {
+    type Connected = PassiveMemory;
+
     fn requirements(test: &Test<'_>) -> QpRequirements {
         let access = match test.plan.verb {
             Verb::Read => RemoteAccess::Read,
             Verb::Atomic(_) => RemoteAccess::Atomic,
             Verb::Write | Verb::Send => RemoteAccess::Write,
         };
-        QpRequirements {
-            send: 1,
-            receive: 1,
-            inline: 0,
-            access,
-        }
+        QpRequirements::new(1, 1, 0, access)
     }
 
     fn new(test: &Test<'_>, pd: &ProtectionDomain, qp_index: usize) -> Result<Self, Failure> {
@@ -48,7 +46,7 @@ impl QpMemory for PassiveMemory {
         }
         match test.plan.verb {
             Verb::Read => {
-                let slots = if test.plan.verify { test.window() } else { 1 };
+                let slots = read_slots(test);
                 let mut memory = test.memory(len * slots as usize)?;
                 if test.plan.verify {
                     for (slot, payload) in (0..).zip(memory.chunks_exact_mut(len)) {
@@ -83,6 +81,10 @@ impl QpMemory for PassiveMemory {
             counter: None,
         }
     }
+
+    fn connect(self, _: Peer<'_>) -> Result<Self, Failure> {
+        Ok(self)
+    }
 }
 
 impl PassiveMemory {
@@ -104,7 +106,7 @@ impl PassiveMemory {
             let (_, mut memory) = GpuMessages::new(gpu, pd, (len, 1), Chunking::Whole, PeerWrite)?;
             return memory.pop().map(PassiveMemory::GpuTarget).ok_or_else(none);
         }
-        let slots = if test.plan.verify { test.window() } else { 1 };
+        let slots = read_slots(test);
         let (mut messages, mut memory) = GpuMessages::new(gpu, pd, (len, slots as usize), Chunking::Whole, PeerRead)?;
         let mut payload = vec![0; len];
         for slot in 0..slots {

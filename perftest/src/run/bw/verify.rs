@@ -9,11 +9,10 @@ use std::sync::atomic::Ordering;
 
 use doorbell_verbs::{Buffer, Memory, Opaque, PeerWrite, ProtectionDomain};
 
-use super::super::gpu::{Chunking, GpuMessages};
-use super::super::monitor::LoopMonitor;
-use super::super::pattern::{Mismatch, Pattern};
-use super::super::test_end::{AdvertisedMemory, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd};
-use super::credit::{self, CreditWriter, DrainWait};
+use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd};
+use super::credit::{self, CreditWriter};
+use crate::engine::gpu::{Chunking, GpuMessages};
+use crate::engine::pattern::{Mismatch, Pattern};
 use crate::failure::{Failure, refused};
 
 #[derive(Debug)]
@@ -30,13 +29,10 @@ enum SlotMemory {
 }
 
 impl QpMemory for VerifiedSlots {
+    type Connected = (VerifiedSlots, CreditWriter);
+
     fn requirements(_test: &Test<'_>) -> QpRequirements {
-        QpRequirements {
-            send: credit::DEPTH,
-            receive: 1,
-            inline: 8,
-            access: RemoteAccess::Write,
-        }
+        QpRequirements::new(credit::DEPTH, 1, 8, RemoteAccess::Write)
     }
 
     fn new(test: &Test<'_>, pd: &ProtectionDomain, qp_index: usize) -> Result<Self, Failure> {
@@ -76,6 +72,11 @@ impl QpMemory for VerifiedSlots {
             counter: Some(self.notice.remote().to_bytes()),
         }
     }
+
+    fn connect(self, peer: Peer<'_>) -> Result<(VerifiedSlots, CreditWriter), Failure> {
+        let credit = CreditWriter::new(peer.keys, self.slots)?;
+        Ok((self, credit))
+    }
 }
 
 /// Returns the messages per queue pair.
@@ -83,51 +84,37 @@ impl QpMemory for VerifiedSlots {
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.
 pub(crate) fn serve(test: &Test<'_>, test_end: &mut TestEnd<VerifiedSlots>) -> Result<Vec<u64>, Failure> {
-    let TestEnd { cq, qps } = test_end;
-    let mut credits = qps
-        .iter()
-        .map(|test_qp| CreditWriter::new(&test_qp.peer, test_qp.memory.slots))
-        .collect::<Result<Vec<_>, _>>()?;
-    let mut monitor = LoopMonitor::of_server(test);
+    let TestEnd { end, memory } = test_end;
+    let (mut slots, credits): (Vec<_>, Vec<_>) = std::mem::take(memory).into_iter().unzip();
     let mut message = vec![0; test.len()];
-    let mut drain = DrainWait::default();
-    loop {
-        let mut idle = true;
-        for done in cq.poll().map_err(refused)? {
+    credit::serve(test, credits, |credits| {
+        let mut arrived = false;
+        for done in end.cq.poll().map_err(refused)? {
             if let (Err(failure), Some(test_qp)) = (
-                done.result(),
-                usize::try_from(done.tag()).ok().and_then(|tag| qps.get(tag)),
+                done.check(),
+                usize::try_from(done.tag()).ok().and_then(|tag| end.qps.get(tag)),
             ) {
-                return Err(test_qp.peer.failed(&failure));
+                return Err(test_qp.failed(&failure));
             }
         }
-        for (index, (test_qp, credit)) in qps.iter_mut().zip(&mut credits).enumerate() {
-            let there = u64::from_le(test_qp.memory.notice.load_u64(0, Ordering::Acquire));
+        let qps = end.qps.iter_mut().zip(&mut slots).zip(credits).enumerate();
+        for (index, ((test_qp, slots), credit)) in qps {
+            let there = u64::from_le(slots.notice.load_u64(0, Ordering::Acquire));
             // A count beyond what the client may have written is invalid; the client's test then
             // fails by itself.
-            let there = there.min(credit.done() + u64::from(test_qp.memory.slots));
+            let there = there.min(credit.done() + u64::from(slots.slots));
             while credit.done() < there {
-                idle = false;
-                if let Some(wrong) = check_slot(test, &mut test_qp.memory, index, credit.done(), &mut message)? {
+                arrived = true;
+                if let Some(wrong) = check_slot(test, slots, index, credit.done(), &mut message)? {
                     return Err(Failure::test(format!("{}: {wrong}", test_qp.peer)));
                 }
-                credit.add();
-                credit.advertise(&mut test_qp.qp, &test_qp.peer, false)?;
+                credit.set_done(credit.done() + 1);
+                credit.advertise(test_qp, false)?;
             }
-            credit.advertise(&mut test_qp.qp, &test_qp.peer, true)?;
+            credit.advertise(test_qp, true)?;
         }
-        if !idle {
-            monitor.busy()?;
-            continue;
-        }
-        monitor.idle()?;
-        if let Some(sent) = monitor.finished() {
-            let missing = || format!("peer {}: not all it wrote has arrived", test.control.peer());
-            if drain.all(&credits, sent, missing)? {
-                return Ok(sent.to_vec());
-            }
-        }
-    }
+        Ok(arrived)
+    })
 }
 
 /// Checks one message and fills its slot with the inverse of the next one there.

@@ -1,7 +1,53 @@
-//! Latency tests: one message in flight at a time.
-//!
-//! Write and send are a ping-pong ([`pingpong`]), whose result is half of the round trip. Read and
-//! atomic are timed from the post to the completion ([`single`]); their server is passive.
+//! Latency tests: one message in flight.
 
 pub(crate) mod pingpong;
-pub(crate) mod single;
+
+use doorbell_verbs::ReliableConnection;
+
+use super::monitor::LoopMonitor;
+use super::test_end::{QpMemory, Test, TestEnd};
+use crate::engine::lat::{self, LatParams, Trips};
+use crate::engine::one_sided::OneSided;
+use crate::engine::requester::Requester;
+use crate::engine::samples::Samples;
+use crate::failure::Failure;
+
+/// The client: sends first and measures. The samples hold what was measured even when it fails.
+/// Returns the messages sent.
+///
+/// # Errors
+/// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.
+pub(crate) fn run(test: &Test<'_>, trips: &mut impl Trips, samples: &mut Samples<'_>) -> Result<Vec<u64>, Failure> {
+    let warmup = test.plan.warmup(test.bytes);
+    let params = LatParams {
+        initiates: true,
+        warmup,
+        total: test
+            .plan
+            .iterations(test.bytes)
+            .map_or(u64::MAX, |iterations| warmup.saturating_add(iterations)),
+    };
+    let mut count = 0;
+    lat::run(trips, &mut LoopMonitor::of_client(test), samples, params, &mut count)?;
+    Ok(vec![count])
+}
+
+/// The client of `lat read` and `lat atomic`. It posts through the requesters of `bw`, so
+/// `--verify` checks the same.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn one_sided<O>(
+    test: &Test<'_>,
+    test_end: &mut TestEnd<O>,
+    samples: &mut Samples<'_>,
+) -> Result<Vec<u64>, Failure>
+where
+    O: QpMemory<Connected: Requester<ReliableConnection>>,
+{
+    let TestEnd { end, memory } = test_end;
+    match memory.first_mut() {
+        Some(requester) => run(test, &mut OneSided::new(end, requester, false), samples),
+        None => Ok(Vec::new()),
+    }
+}

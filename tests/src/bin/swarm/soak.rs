@@ -24,6 +24,8 @@ const LONGEST_STOP: Duration = Duration::from_millis(400);
 /// Of the memory that is taken and returned again and again, at most.
 const BALLAST: u64 = 1 << 30;
 const PIECE: usize = 16 << 20;
+/// How long a member's resources may take to be those of the beginning.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
 const HOLDER_TRIES: u32 = 10;
 
 #[derive(Default)]
@@ -63,7 +65,13 @@ impl Swarm {
             } else {
                 0
             };
-            let after = Sample::of(self.members[*index].id())?;
+            let mut after = Sample::of(self.members[*index].id())?;
+            // Requests in progress are over soon, of which a loaded machine has more; leaks stay.
+            let settled = Instant::now() + SETTLE_TIMEOUT;
+            while after.growth(*before, connections).is_some() && Instant::now() < settled {
+                self.pump_for(Duration::from_millis(100))?;
+                after = Sample::of(self.members[*index].id())?;
+            }
             println!("soak: member {index}: {before:?} in the beginning, {after:?} in the end");
             growths.extend(after.growth(*before, connections));
         }

@@ -205,16 +205,6 @@ impl GpuPool {
         self.free.push(buffer);
     }
 
-    /// An error of the GPU is kept for [`GpuPool::take_error`].
-    #[inline]
-    pub(crate) fn release_received(&mut self, buffer: Buffer<Opaque<Local>>) {
-        let slot = self.messages.slot(&buffer);
-        if let Err(failure) = self.messages.pull(slot) {
-            self.failure.get_or_insert(failure);
-        }
-        self.free.push(buffer);
-    }
-
     /// The first error of the GPU, once.
     #[inline]
     pub(crate) fn take_error(&mut self) -> Option<Failure> {

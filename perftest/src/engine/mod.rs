@@ -1,0 +1,19 @@
+//! The loops of every test, under the native commands and the classic names.
+//!
+//! A [`test_end`] has connected queue pairs; a [`requester`] is an operation on one of them.
+//! [`bw`] is the loop of bandwidth tests; [`lat`] that of latency tests, over one end of a
+//! [`pingpong`] or over [`one_sided`] requests, with [`samples`]. What an end does between tests
+//! (control protocol, output) is its caller's.
+
+pub(crate) mod bw;
+pub(crate) mod gpu;
+pub(crate) mod lat;
+pub(crate) mod message;
+pub(crate) mod one_sided;
+pub(crate) mod pattern;
+pub(crate) mod pingpong;
+pub(crate) mod receiver;
+pub(crate) mod requester;
+pub(crate) mod samples;
+pub(crate) mod test_end;
+pub(crate) mod transport;
