@@ -190,6 +190,24 @@ fn latency_is_measured_in_every_way() {
 }
 
 #[test]
+fn datagrams_go_to_groups() {
+    let tools = Tools::new();
+    for tool in ["ib_send_bw", "ib_send_lat"] {
+        // Each end has a group of its own, so that none receives what it sends.
+        let line = |last| format!("{tool} -g -n 50 -s 64 -M 0:0:0:0:0:0:0:0:0:0:255:0xff:239:91:1:{last}");
+        let (server, port) = tools.serve(&line(1));
+        let client = tools.start(&format!("{} -p {port} 127.0.0.1", line(2))).end();
+        for ended in [&client, &server.end()] {
+            assert_eq!((ended.status, ended.complaints()), (Some(0), vec![]), "{ended:?}");
+            assert!(ended.stdout.contains("Multicast Test"), "{ended:?}");
+            let group = "MGID: 00:00:00:00:00:00:00:00:00:00:255:255:239:91:01:01";
+            assert!(ended.stdout.contains(group), "{ended:?}");
+        }
+        assert_eq!(client.rows().len(), 1, "{client:?}");
+    }
+}
+
+#[test]
 fn every_sample_is_printed_sorted_or_as_it_came() {
     let tools = Tools::new();
     for (flag, sorted) in [("-H", true), ("-U", false)] {

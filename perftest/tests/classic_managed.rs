@@ -66,6 +66,10 @@ fn rdma_cm_connects_many_queue_pairs() {
         "ib_send_bw -R -q 4 --use-srq -n 50",
         "ib_read_bw -R -q 4 -e -n 50",
         "ib_send_bw -R -a -n 20",
+        "ib_send_bw -R -c UD -q 4 -n 50",
+        "ib_send_bw -R -c UD -b -n 50",
+        "ib_send_bw -R -c UD --use-srq -n 50",
+        "ib_send_lat -R -c UD -n 50",
         "ib_send_bw -z -c UD -n 50",
         "ib_write_bw -z -c UC -q 2 -b -n 50",
     ] {

@@ -100,14 +100,17 @@ fn cases(environment: Environment, quick: bool, whole: bool) -> Vec<Case> {
                 if verb != "send" && !transport.is_empty() {
                     continue;
                 }
-                if environment == Environment::Managed && transport.is_empty() {
-                    let ways = ["-R", "-z", "-R -q 4"];
-                    cases.extend(ways[..2 + usize::from(is_bw)].iter().map(|way| Case {
-                        tool,
-                        options: format!("{way} -n {one}"),
-                    }));
-                }
                 if environment == Environment::Managed {
+                    let ways = if transport.is_empty() {
+                        ["-R", "-z", "-R -q 4"]
+                    } else {
+                        ["-R", "-R -b", "-R -q 4"]
+                    };
+                    let ways = ways.into_iter().filter(|way| is_bw || !way.contains("-R -"));
+                    cases.extend(ways.map(|way| Case {
+                        tool,
+                        options: format!("{transport}{way} -n {one}"),
+                    }));
                     continue;
                 }
                 let (one, many) = match (verb, transport) {

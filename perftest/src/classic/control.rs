@@ -1,9 +1,9 @@
 //! How every test starts: the client connects, the server accepts one client.
 
 use super::printer::Printer;
-use super::settings::{Exchange, Settings};
+use super::settings::{Exchange, Settings, Transport};
 use super::test_end::{ClassicTransport, Depths, TestEnd};
-use super::wire::{CmEndpoint, ControlConnection, QpChannel, accept, connect, listen};
+use super::wire::{CmEndpoint, ControlConnection, QpChannel, QpConnector, accept, connect, listen};
 use crate::device::Device;
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
@@ -46,7 +46,7 @@ fn open_control(
     device: &Device,
     printer: &Printer<'_>,
     interrupt: &Interrupt,
-) -> Result<(ControlConnection, Option<CmEndpoint>), Failure> {
+) -> Result<(ControlConnection, Option<QpConnector>), Failure> {
     if settings.exchange == Exchange::Tcp {
         return over_tcp(settings, printer, interrupt).map(|control| (control, None));
     }
@@ -67,7 +67,11 @@ fn open_control(
         }
     };
     // With -z the connection manager is no longer needed: stop listening.
-    Ok((control, (settings.exchange == Exchange::RdmaCm).then_some(cm)))
+    if settings.exchange != Exchange::RdmaCm {
+        return Ok((control, None));
+    }
+    let connector = cm.into_connector(settings.transport == Transport::Ud)?;
+    Ok((control, Some(connector)))
 }
 
 fn over_tcp(settings: &Settings, printer: &Printer<'_>, interrupt: &Interrupt) -> Result<ControlConnection, Failure> {

@@ -144,7 +144,6 @@ const SERVICE: &str = "connections get the default type of service: leave it out
 const GPU: &str = "for WRITEs, READs and SENDs; refused where the processor would have to read that memory: ib_write_lat, atomics and -I. Each message in flight has memory of its own; without --use_cuda_dmabuf the best path that works is taken, as doorbell gpu lists them";
 const SOFT: &str = "on adapters and the kernel's rxe; a userspace device keeps it, and its packets have what the kernel gives its UDP socket";
 const RAW: &str = "raw Ethernet is for raw_ethernet_bw and its like";
-const MULTICAST: &str = "multicast groups are not joined here";
 
 /// All options, in the order of the help.
 pub(crate) const FLAGS: &[Flag] = &[
@@ -179,7 +178,8 @@ pub(crate) const FLAGS: &[Flag] = &[
     valued(Some('X'), "vector", "VECTOR", ToolSet::NotWrite, "completion vector of -e (default 0)").differs("goes with -e; a vector that the device does not have is refused"),
     valued(Some('f'), "margin", "SECONDS", ToolSet::All, "with -D: time at the start and at the end that does not count (default: a quarter of -D, in whole seconds)"),
     switch(Some('F'), "CPU-freq", ToolSet::All, "no warning when the CPU does not run at full speed"),
-    switch(Some('g'), "mcg", ToolSet::Send, "send to a multicast group").refused(MULTICAST),
+    switch(Some('g'), "mcg", ToolSet::Send, "send to a multicast group (implies -c UD)")
+        .differs("on InfiniBand it is refused: no group is joined at the subnet administrator"),
     switch(Some('h'), "help", ToolSet::All, "print this and exit").differs("exits 0 instead of 1, and prints to stdout"),
     switch(Some('H'), "report-histogram", ToolSet::Lat, "print every sample, from the shortest to the longest")
         .alias("report-histogrm")
@@ -192,7 +192,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     valued(Some('L'), "hop_limit", "HOPS", ToolSet::All, "hop limit of packets, 0 to 255 (default 64)").differs(SOFT),
     valued(Some('m'), "mtu", "BYTES", ToolSet::All, "path MTU: 256, 512, 1024, 2048 or 4096 (default: the port's, or the peer's where that is less)")
         .differs("anything else is refused; the C tool continues with the port's"),
-    valued(Some('M'), "MGID", "GID", ToolSet::Send, "the multicast group of -g").refused(MULTICAST),
+    valued(Some('M'), "MGID", "GID", ToolSet::Send, "the multicast group of -g: sixteen bytes, separated by colons (default: 255:1:0:0:0:2:201:133:0:0:0:0:0:0:0:0, and the next one of the client)"),
     valued(Some('n'), "iters", "COUNT", ToolSet::All, "messages on each queue pair, at least 5 (default 1000, of ib_write_bw 5000)"),
     switch(Some('N'), "noPeak", ToolSet::Bw, "no peak bandwidth"),
     switch(Some('O'), "dualport", ToolSet::Bw, "measure two ports at once").refused(DUAL),
@@ -201,7 +201,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     valued(Some('q'), "qp", "COUNT", ToolSet::Bw, "queue pairs (default 1)"),
     valued(Some('Q'), "cq-mod", "COUNT", ToolSet::Bw, "a completion for so many requests (default 100; 1 for messages of more than 8 KiB)"),
     switch(Some('R'), "rdma_cm", ToolSet::All, "let the connection manager connect the queue pairs")
-        .differs("RC alone: with -c UD it is refused. The device is that of -d, or the default one: it must be the one that leads to the other end"),
+        .differs("the device is that of -d, or the default one: it must be the one that leads to the other end"),
     valued(Some('r'), "rx-depth", "COUNT", ToolSet::Send, "receives posted on each queue pair, or in the shared receive queue (default 512; of UD as many as -n)")
         .differs("in ib_send_lat there are eight in any case, as no more than one message is in flight"),
     valued(Some('s'), "size", "BYTES", ToolSet::NotAtomic, "message size (default 65536, of latency tests 2)")

@@ -30,6 +30,7 @@ fn test_info(settings: &Settings, header: &Header) -> Value {
         }
     };
     fact(true, "test", layout::title(settings).replace(' ', "_").into());
+    fact(settings.group.is_some(), "MultiCast_runs", "on_UD".into());
     fact(true, "Device", header.device.clone().into());
     fact(true, "Dual_port", "OFF".into());
     fact(true, "Number_of_qps", settings.qps.into());

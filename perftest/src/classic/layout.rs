@@ -122,10 +122,13 @@ pub(crate) fn title(settings: &Settings) -> String {
         title.push_str("Post List ");
     }
     title.push_str(match settings.tool.kind {
-        Kind::Bw => "BW Test",
-        Kind::Lat => "Latency Test",
+        Kind::Bw => "BW ",
+        Kind::Lat => "Latency ",
     });
-    title
+    if settings.group.is_some() {
+        title.push_str("Multicast ");
+    }
+    title + "Test"
 }
 
 pub(crate) fn header(settings: &Settings, header: &Header) -> String {
@@ -134,6 +137,7 @@ pub(crate) fn header(settings: &Settings, header: &Header) -> String {
         match name {
             // Two facts share a line, and one has a width of its own.
             "Events" => writeln!(text, " Test with events. Using {value}"),
+            "MultiCast" => writeln!(text, " MultiCast {value}"),
             "Device" => writeln!(text, " Dual-port       : OFF\t\tDevice         : {value}"),
             "Number of qps" => writeln!(text, " Number of qps   : {value}\t\tTransport type : IB"),
             "Connection type" => writeln!(
@@ -177,6 +181,7 @@ fn facts(settings: &Settings, header: &Header) -> Vec<(&'static str, String)> {
         "Events",
         format!("{}_comp{}", header.device, settings.vector),
     );
+    fact(settings.group.is_some(), "MultiCast", "runs on UD!".to_owned());
     fact(true, "Device", header.device.clone());
     fact(true, "Number of qps", settings.qps.to_string());
     fact(true, "Connection type", transport(settings.transport).to_owned());
@@ -227,12 +232,12 @@ fn facts(settings: &Settings, header: &Header) -> Vec<(&'static str, String)> {
 }
 
 pub(crate) fn address(settings: &Settings, side: Side, address: &Address) -> String {
-    let side = match side {
+    let name = match side {
         Side::Local => "local",
         Side::Remote => "remote",
     };
     let mut text = format!(
-        " {side} address: LID {} QPN {} PSN {}",
+        " {name} address: LID {} QPN {} PSN {}",
         hex(address.lid.into(), 4),
         hex(address.qpn.into(), 6),
         hex(address.psn.into(), 6)
@@ -247,7 +252,9 @@ pub(crate) fn address(settings: &Settings, side: Side, address: &Address) -> Str
     if let Some(gid) = address.gid {
         // The C tools print the bytes in decimal.
         let bytes: Vec<String> = gid.iter().map(|byte| format!("{byte:02}")).collect();
-        text += &format!("\n GID: {}", bytes.join(":"));
+        // In the C tools' latency test the client's is a group's, too, under this name.
+        let is_group = settings.group.is_some() && settings.is_server() == (side == Side::Local);
+        text += &format!("\n {}: {}", if is_group { "MGID" } else { "GID" }, bytes.join(":"));
     }
     text
 }

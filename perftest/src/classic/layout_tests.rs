@@ -86,6 +86,17 @@ fn headers_of_clients() {
         ])
     );
     assert_eq!(
+        header("ib_send_lat h -g"),
+        like_write_bw(&[
+            (
+                "RDMA_Write BW Test\n",
+                "Send Latency Multicast Test\n MultiCast runs on UD!\n"
+            ),
+            ("type : RC", "type : UD"),
+            ("128\n CQ Moderation   : 1\n", "1\n"),
+        ])
+    );
+    assert_eq!(
         header("ib_atomic_lat h -A CMP_AND_SWAP"),
         like_write_bw(&[
             ("RDMA_Write BW", "Atomic CMP_AND_SWAP Latency"),

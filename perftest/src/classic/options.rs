@@ -11,6 +11,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use doorbell_verbs::Gid;
+
 use super::flags::Support;
 use super::getopt::{GivenOption, ParsedArgs};
 use super::settings::{Settings, SingleMetric, Transport};
@@ -47,6 +49,8 @@ struct RawOptions {
     ipv6: bool,
     link: Option<bool>,
     transport: Option<Transport>,
+    multicast: bool,
+    group: Option<Gid>,
     mtu: Option<u32>,
     timeout: Option<u8>,
     retry: Option<u8>,
@@ -156,6 +160,8 @@ fn apply(raw: &mut RawOptions, tool: Tool, given: &GivenOption) -> Result<(), Fa
         "post_list" => raw.post_list = Some(number(given, DEPTH)?),
         "recv_post_list" => raw.recv_post_list = Some(number(given, DEPTH)?),
         "hop_limit" => raw.hop_limit = Some(number(given, 0..=255)?),
+        "mcg" => raw.multicast = true,
+        "MGID" => raw.group = Some(group(given)?),
         "mtu" => match number(given, 256..=4096)? {
             mtu @ (256 | 512 | 1024 | 2048 | 4096) => raw.mtu = Some(mtu),
             _ => return Err(invalid_value(given, "256, 512, 1024, 2048 or 4096")),
@@ -303,6 +309,19 @@ fn transport(given: &GivenOption, tool: Tool) -> Result<Transport, Failure> {
     }
 }
 
+/// Sixteen bytes separated by colons, each decimal or, after 0x, hexadecimal.
+fn group(given: &GivenOption) -> Result<Gid, Failure> {
+    let byte = |text: &str| match text.strip_prefix("0x") {
+        Some(digits) => u8::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    let bytes: Option<Vec<u8>> = given.value.split(':').map(|text| byte(text).ok()).collect();
+    let bytes = bytes.and_then(|bytes| <[u8; 16]>::try_from(bytes).ok());
+    bytes
+        .map(Gid)
+        .ok_or_else(|| invalid_value(given, "sixteen bytes, such as 0:0:0:0:0:0:0:0:0:0:255:255:239:1:2:3"))
+}
+
 fn only(given: &GivenOption, tool: Tool) -> Result<SingleMetric, Failure> {
     match (given.value.as_str(), tool.kind) {
         ("bandwidth", Kind::Bw) => Ok(SingleMetric::Bandwidth),
@@ -378,9 +397,18 @@ fn contradictions(raw: &RawOptions, tool: Tool) -> Result<(), Failure> {
             raw.rdma_cm && raw.transport == Some(Transport::Uc),
             "-R connects RC and UD: the connection manager connects no UC",
         ),
+        (raw.group.is_some() && !raw.multicast, "-M goes with -g"),
         (
-            raw.rdma_cm && raw.transport == Some(Transport::Ud),
-            "-R connects RC here: datagrams find each other by -z, or over TCP",
+            raw.multicast && raw.rdma_cm,
+            "-g does not go with -R: the ends of a group find each other by -z, or over TCP",
+        ),
+        (
+            raw.multicast && raw.bidirectional,
+            "-g does not go with -b: the server's queue pair is in the group, and the client sends",
+        ),
+        (
+            raw.multicast && raw.qps.is_some_and(|qps| qps > 1),
+            "-g has one queue pair: leave -q out",
         ),
         (
             raw.type_of_service.is_some() && !raw.rdma_cm,

@@ -109,6 +109,12 @@ fn fit(settings: &mut Settings, device: &Device) -> Result<(), Failure> {
             settings.device_port, port.link_layer
         )));
     }
+    if settings.group.is_some() && port.link_layer == LinkLayer::InfiniBand {
+        return Err(Failure::usage(format!(
+            "-g: port {} of {name} is InfiniBand, where a group is joined at the subnet administrator: leave it out",
+            settings.device_port
+        )));
+    }
     let active = port.active_mtu.bytes();
     if let Some(mtu) = settings.mtu
         && mtu > active

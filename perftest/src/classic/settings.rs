@@ -5,7 +5,9 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::tool::Tool;
+use doorbell_verbs::Gid;
+
+use super::tool::{Kind, Tool};
 use crate::cli::AtomicOperation;
 use crate::device::GpuSelector;
 
@@ -109,6 +111,8 @@ pub(crate) struct Settings {
     /// Required link layer: InfiniBand or not (`--force-link`).
     pub(crate) infiniband: Option<bool>,
     pub(crate) transport: Transport,
+    /// The multicast group of this end (`-g`, `-M`).
+    pub(crate) group: Option<Gid>,
     /// Path MTU in bytes (`-m`); default: the port's, or the peer's where that is less.
     pub(crate) mtu: Option<u32>,
     /// Local ACK timeout code (`-u`).
@@ -192,6 +196,16 @@ impl Settings {
     /// Whether messages go to this end (in a READ test: are read from this end).
     pub(crate) fn receives(&self) -> bool {
         self.is_server() != self.reversed
+    }
+
+    /// Whether each end sends and receives.
+    pub(crate) fn goes_both_ways(&self) -> bool {
+        self.bidirectional || self.tool.kind == Kind::Lat
+    }
+
+    /// The multicast group that this end receives from.
+    pub(crate) fn joined_group(&self) -> Option<Gid> {
+        self.group.filter(|_| self.receives() || self.goes_both_ways())
     }
 
     /// Whether the test is timed (`-D`).

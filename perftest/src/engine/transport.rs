@@ -45,8 +45,9 @@ pub(crate) trait TestTransport: Transport + Sized {
 
 #[derive(Debug)]
 pub(crate) struct UdDestination {
-    ah: AddressHandle,
-    qpn: Qpn,
+    pub(crate) ah: AddressHandle,
+    pub(crate) qpn: Qpn,
+    pub(crate) qkey: QKey,
 }
 
 macro_rules! service {
@@ -81,12 +82,12 @@ macro_rules! service {
         type Destination = UdDestination;
 
         fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d UdDestination, message: impl Source, signal: bool) {
-            let request = batch.send_to(message, &to.ah, to.qpn, QKey::DEFAULT);
+            let request = batch.send_to(message, &to.ah, to.qpn, to.qkey);
             request.signaled_if(signal);
         }
 
         fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d UdDestination, message: &'d [u8], signal: bool) {
-            let request = batch.send_to_inline(message, &to.ah, to.qpn, QKey::DEFAULT);
+            let request = batch.send_to_inline(message, &to.ah, to.qpn, to.qkey);
             request.signaled_if(signal);
         }
 
@@ -112,11 +113,13 @@ macro_rules! service {
                 gid: peer.gid,
                 lid: peer.lid,
                 qpn: peer.qpn,
-                qkey: QKey::DEFAULT,
+                // Both ends have the same.
+                qkey: prepared.endpoint().qkey,
                 mtu: peer.mtu,
             };
             let ah = route.to(&to).map_err(|e| e.to_string())?;
-            Ok((prepared, UdDestination { ah, qpn: peer.qpn }))
+            let UdEndpoint { qpn, qkey, .. } = to;
+            Ok((prepared, UdDestination { ah, qpn, qkey }))
         }
     };
 }

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use doorbell_verbs::Gid;
+
 use super::{CQ_MOD_MAX_SIZE, DEPTH, REPORT_INTERVAL, RawOptions};
 use crate::classic::settings::{Cuda, Exchange, Output, Rate, Settings, TestLength, Transport};
 use crate::classic::tool::{Kind, Tool, Verb};
@@ -24,7 +26,10 @@ pub(super) fn with_defaults(raw: RawOptions, tool: Tool) -> Result<Settings, Fai
         (true, None) => at_most_all(post_list.max(128)),
         (false, _) => 1,
     };
-    let transport = raw.transport.unwrap_or(Transport::Rc);
+    let transport = match raw.transport {
+        _ if raw.multicast => Transport::Ud,
+        given => given.unwrap_or(Transport::Rc),
+    };
     let rx_depth = match (raw.rx_depth, transport, iterations) {
         (Some(depth), ..) => at_most_all(depth),
         // A datagram without a posted receive is lost, so there are as many receives as messages.
@@ -68,6 +73,9 @@ pub(super) fn with_defaults(raw: RawOptions, tool: Tool) -> Result<Settings, Fai
             burst,
         }
     });
+    let group = raw
+        .multicast
+        .then(|| raw.group.unwrap_or(default_group(raw.host.is_some())));
     Ok(Settings {
         tool,
         host: raw.host,
@@ -84,6 +92,7 @@ pub(super) fn with_defaults(raw: RawOptions, tool: Tool) -> Result<Settings, Fai
         ipv6: raw.ipv6,
         infiniband: raw.link,
         transport,
+        group,
         mtu: raw.mtu,
         timeout: raw.timeout.unwrap_or(14),
         retry: raw.retry.unwrap_or(7),
@@ -178,6 +187,11 @@ fn length(raw: &RawOptions, tool: Tool) -> Result<TestLength, Failure> {
 }
 
 /// Whether post lists fit in the queues and divide the number of messages.
+/// The C tools' groups, one for each end.
+fn default_group(is_client: bool) -> Gid {
+    Gid([255, 1, 0, 0, 0, 2, 201, 133, 0, 0, 0, 0, 0, 0, 0, u8::from(is_client)])
+}
+
 fn check_lists(raw: &RawOptions, iterations: Option<u32>, tx_depth: u32, rx_depth: u32) -> Result<(), Failure> {
     for (flag, list, queue, depth) in [
         ("-l", raw.post_list, "-t", tx_depth),

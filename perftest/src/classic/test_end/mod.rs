@@ -11,10 +11,12 @@ mod cm_connect;
 mod gpu;
 mod memory;
 
+use std::time::Duration;
+
 use doorbell_verbs::{
     AddressHandleBuilder, Buffer, CompletionChannel, CompletionQueue, Endpoint, GidEntry, KeyAccess as RemoteRight,
-    LinkLayer, Mtu, Opaque, PeerAtomic, PeerRead, PeerWrite, PortState, ProtectionDomain, QueuePairBuilder, Remote,
-    SharedReceiveQueue,
+    LinkLayer, Mtu, Opaque, PeerAtomic, PeerRead, PeerWrite, PortState, ProtectionDomain, QKey, Qpn, QueuePairBuilder,
+    Remote, SharedReceiveQueue,
 };
 
 pub(crate) use cm_connect::ClassicTransport;
@@ -25,9 +27,9 @@ use self::cm_connect::{QpSetup, connect_by_cm};
 
 use super::control::TestStart;
 use super::layout::{Address, Header};
-use super::settings::Settings;
+use super::settings::{Exchange, Settings, Transport};
 use super::tool::{Kind, Tool, Verb};
-use super::wire::{CmEndpoint, ControlConnection, QpInfo, SharedParameters};
+use super::wire::{ControlConnection, QpConnector, QpInfo, SharedParameters};
 use crate::device::{Device, Gpu};
 use crate::engine::message::Cycle;
 use crate::engine::test_end::{self, TestQp};
@@ -39,6 +41,8 @@ const PAGE: u32 = 4096;
 const CACHE_LINE: u32 = 64;
 /// RNR retry count: 7 is infinite, as the C tools rely on it.
 const RNR_RETRY: u8 = 7;
+/// For a group's switches, as in the C tools.
+const JOIN_DELAY: Duration = Duration::from_millis(50);
 /// Default inline size of `ib_write_lat` on adapters of [`INLINE_VENDORS`].
 const INLINE_WRITE_LATENCY: u32 = 220;
 /// Default inline size of `ib_send_lat` on adapters of [`INLINE_VENDORS`].
@@ -159,7 +163,7 @@ impl<T: ClassicTransport> TestEnd<T> {
     pub(crate) fn establish(
         start: &mut TestStart<'_, '_>,
         control: &mut ControlConnection,
-        cm: Option<CmEndpoint>,
+        connector: Option<QpConnector>,
         depths: Depths,
     ) -> Result<TestEnd<T>, Failure> {
         let TestStart {
@@ -200,7 +204,7 @@ impl<T: ClassicTransport> TestEnd<T> {
         let targets = builder.targets()?;
         let entries = builder.entries();
         let channel = builder.channel(device)?;
-        let cq = match &channel {
+        let mut cq = match &channel {
             Some(channel) => context.completion_queue_on_vector(channel, settings.vector, entries),
             None => context.completion_queue(entries),
         }
@@ -218,14 +222,25 @@ impl<T: ClassicTransport> TestEnd<T> {
         printer.header(&builder.header(context.name(), port.link_layer))?;
         let mut prepared = Vec::with_capacity(targets.len());
         for (index, target) in targets.into_iter().enumerate() {
-            let qp = T::prepare(builder.builder(&cq, index), shared.as_ref()).map_err(refused)?;
-            let endpoint = T::endpoint(&qp);
-            let qp_info = builder.qp_info(&endpoint, &target);
+            let mut qp = T::prepare(builder.builder(&cq, index), shared.as_ref()).map_err(refused)?;
+            let mut qp_info = builder.qp_info(&T::endpoint(&qp), &target);
+            if let Some(group) = settings.joined_group() {
+                T::join(&mut qp, group).map_err(|reason| Failure::test(one_line(&reason)))?;
+                (qp_info.gid, qp_info.qpn) = (Some(group), Qpn::MULTICAST);
+            }
             prepared.push((qp, qp_info, target));
         }
         let ours: Vec<QpInfo> = prepared.iter().map(|(_, qp_info, _)| *qp_info).collect();
         let (queue_pairs, targets): (Vec<_>, Vec<_>) = prepared.into_iter().map(|(qp, _, target)| (qp, target)).unzip();
-        let connected = connect_by_cm::<T>(queue_pairs, control, cm, settings.is_server(), printer, interrupt)?;
+        let connected = connect_by_cm::<T>(
+            queue_pairs,
+            (&pd, &mut cq),
+            settings,
+            control,
+            connector,
+            printer,
+            interrupt,
+        )?;
         let theirs = control.exchange_qp_infos(&ours)?;
         let addresses = |qp_infos: &[QpInfo]| qp_infos.iter().map(address).collect::<Vec<_>>();
         printer.addresses(&addresses(&ours), &addresses(&theirs))?;
@@ -241,6 +256,9 @@ impl<T: ClassicTransport> TestEnd<T> {
             let peer = link.to_string();
             qps.push(TestQp { qp, to, peer });
             links.push(link);
+        }
+        if settings.group.is_some() {
+            std::thread::sleep(JOIN_DELAY);
         }
         // The second exchange is the barrier at which both ends are connected.
         control.exchange_qp_infos(&ours)?;
@@ -353,6 +371,9 @@ impl<'a> EndBuilder<'a> {
             .pkey_index(settings.pkey_index);
         if let Some(index) = self.gid_index() {
             builder = builder.gid_index(index);
+        }
+        if settings.exchange == Exchange::RdmaCm && settings.transport == Transport::Ud {
+            builder = builder.qkey(QKey::RDMA_UDP);
         }
         if !is_target(settings) {
             return builder;

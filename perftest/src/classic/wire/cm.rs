@@ -6,7 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use doorbell_verbs::cm::{
-    CmError, Connection, ConnectionManager, ConnectionRequest, Listener as CmListener, Rejection, Route,
+    CmError, Connection, ConnectionManager, ConnectionRequest, DatagramService, Listener as CmListener, Rejection,
+    Route, ServiceListener, ServiceRequest,
 };
 use doorbell_verbs::{PreparedQueuePair, QueuePair, Reliable};
 
@@ -35,10 +36,56 @@ pub(crate) enum CmEndpoint {
         source: Option<SocketAddr>,
     },
     Server {
+        manager: ConnectionManager,
         listener: CmListener,
         /// The client whose requests are accepted; all others are refused.
         peer: Option<IpAddr>,
     },
+}
+
+/// What connects the queue pairs of the test, with `-R`. Datagrams (UD) find each other by SIDR.
+#[derive(Debug)]
+pub(crate) enum QpConnector {
+    Connections(CmEndpoint),
+    ServiceClient {
+        manager: ConnectionManager,
+        peer: SocketAddr,
+        source: Option<SocketAddr>,
+    },
+    ServiceServer {
+        listener: ServiceListener,
+        /// As in [`CmEndpoint::Server`].
+        peer: Option<IpAddr>,
+    },
+}
+
+/// What gives a queue pair of the test its peer.
+#[derive(Debug)]
+pub(crate) enum Pending {
+    Connection(PendingConnection),
+    Service(DatagramService),
+    ServiceRequest(ServiceRequest),
+}
+
+impl QpConnector {
+    /// The next queue pair's: the client resolves a route or a service, the server waits for a
+    /// request.
+    ///
+    /// # Errors
+    /// [`Failure::Test`] when there is none in time; [`Failure::Interrupted`].
+    pub(crate) fn next(&mut self, interrupt: &Interrupt) -> Result<Pending, Failure> {
+        match self {
+            QpConnector::Connections(cm) => cm.pending(Some(REPLY_TIMEOUT), interrupt).map(Pending::Connection),
+            QpConnector::ServiceClient { manager, peer, source } => resolve_service(*manager, *source, *peer)
+                .map(Pending::Service)
+                .map_err(|e| failed(&e)),
+            QpConnector::ServiceServer { listener, peer } => {
+                let next = || listener.next_request(POLL_INTERVAL);
+                request_of(*peer, Some(REPLY_TIMEOUT), interrupt, next, ServiceRequest::peer_addr)
+                    .map(Pending::ServiceRequest)
+            }
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -126,7 +173,34 @@ impl CmEndpoint {
         let listener = manager
             .listen(address, BACKLOG)
             .map_err(|e| Failure::test(format!("cannot listen: {}", one_line(&e.to_string()))))?;
-        Ok(CmEndpoint::Server { listener, peer: None })
+        Ok(CmEndpoint::Server {
+            manager,
+            listener,
+            peer: None,
+        })
+    }
+
+    /// Connects the queue pairs of the test: on the same port, as the control connection.
+    ///
+    /// # Errors
+    /// [`Failure::Test`] when the port is in use for datagrams.
+    pub(crate) fn into_connector(self, datagrams: bool) -> Result<QpConnector, Failure> {
+        if !datagrams {
+            return Ok(QpConnector::Connections(self));
+        }
+        match self {
+            CmEndpoint::Client { manager, peer, source } => Ok(QpConnector::ServiceClient { manager, peer, source }),
+            CmEndpoint::Server {
+                manager,
+                listener,
+                peer,
+            } => {
+                let no_address = || Failure::test("the connection manager listens on no address");
+                let address = listener.local_addr().ok_or_else(no_address)?;
+                let listener = manager.listen_for_datagrams(address, BACKLOG).map_err(|e| failed(&e))?;
+                Ok(QpConnector::ServiceServer { listener, peer })
+            }
+        }
     }
 
     /// # Errors
@@ -151,43 +225,48 @@ impl CmEndpoint {
         Ok((ControlConnection::over(channel, client, Role::Server, interrupt), self))
     }
 
-    /// The next connection: the client resolves a route, the server waits for a request.
-    ///
-    /// # Errors
-    /// [`Failure::Test`] when there is none in time; [`Failure::Interrupted`].
-    pub(crate) fn next(&mut self, interrupt: &Interrupt) -> Result<PendingConnection, Failure> {
-        self.pending(Some(REPLY_TIMEOUT), interrupt)
-    }
-
     fn pending(&mut self, within: Option<Duration>, interrupt: &Interrupt) -> Result<PendingConnection, Failure> {
-        let failed = |e: CmError| Failure::test(one_line(&e.to_string()));
-        let (listener, peer) = match self {
-            CmEndpoint::Client { manager, peer, source } => {
-                return resolve(*manager, *source, *peer)
-                    .map(PendingConnection::Route)
-                    .map_err(failed);
-            }
-            CmEndpoint::Server { listener, peer } => (listener, *peer),
-        };
-        let deadline = within.map(|within| Instant::now() + within);
-        loop {
-            if interrupt.requested() {
-                return Err(Failure::Interrupted);
-            }
-            if let Some(request) = listener.next_request(POLL_INTERVAL).map_err(failed)? {
-                let client = request.peer_addr().map(|client| client.ip());
-                // A second client is refused: dropping its request rejects it.
-                if peer.is_none() || client == peer {
-                    return Ok(PendingConnection::Request(request));
-                }
-            }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Err(Failure::test(
-                    "the client did not connect all its queue pairs in time: has it the same options (-q)?",
-                ));
+        match self {
+            CmEndpoint::Client { manager, peer, source } => resolve(*manager, *source, *peer)
+                .map(PendingConnection::Route)
+                .map_err(|e| failed(&e)),
+            CmEndpoint::Server { listener, peer, .. } => {
+                let next = || listener.next_request(POLL_INTERVAL);
+                request_of(*peer, within, interrupt, next, ConnectionRequest::peer_addr).map(PendingConnection::Request)
             }
         }
     }
+}
+
+/// Waits for a request of the client at `peer`, of any if that is not known yet.
+fn request_of<R>(
+    peer: Option<IpAddr>,
+    within: Option<Duration>,
+    interrupt: &Interrupt,
+    mut next: impl FnMut() -> Result<Option<R>, CmError>,
+    from: impl Fn(&R) -> Option<SocketAddr>,
+) -> Result<R, Failure> {
+    let deadline = within.map(|within| Instant::now() + within);
+    loop {
+        if interrupt.requested() {
+            return Err(Failure::Interrupted);
+        }
+        // A second client is refused: dropping its request rejects it.
+        let request = next().map_err(|e| failed(&e))?;
+        let own = |request: &R| peer.is_none() || from(request).map(|client| client.ip()) == peer;
+        if let Some(request) = request.filter(own) {
+            return Ok(request);
+        }
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Err(Failure::test(
+                "the client did not connect all its queue pairs in time: has it the same options (-q)?",
+            ));
+        }
+    }
+}
+
+fn failed(error: &CmError) -> Failure {
+    Failure::test(one_line(&error.to_string()))
 }
 
 enum AttemptError {
@@ -199,5 +278,23 @@ fn resolve(manager: ConnectionManager, source: Option<SocketAddr>, peer: SocketA
     match source {
         Some(source) => manager.resolve_from(source, peer, CONNECT_TIMEOUT),
         None => manager.resolve(peer, CONNECT_TIMEOUT),
+    }
+}
+
+/// Retries for a while, as a C tool listens only when both ends are ready to connect.
+fn resolve_service(
+    manager: ConnectionManager,
+    source: Option<SocketAddr>,
+    peer: SocketAddr,
+) -> Result<DatagramService, CmError> {
+    let deadline = Instant::now() + CONNECT_TIMEOUT;
+    loop {
+        match manager.resolve_service(source, peer, &[], HANDSHAKE_TIMEOUT) {
+            Err(CmError::Rejected {
+                reason: Rejection::NoListener,
+                ..
+            }) if Instant::now() < deadline => thread::sleep(RETRY_DELAY),
+            result => return result,
+        }
     }
 }

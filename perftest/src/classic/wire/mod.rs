@@ -13,7 +13,7 @@ mod message;
 mod qp_channel;
 mod qp_info;
 
-pub(crate) use cm::{CmEndpoint, PendingConnection};
+pub(crate) use cm::{CmEndpoint, Pending, QpConnector};
 pub(crate) use connect::{accept, connect, listen};
 pub(crate) use control_connection::{ControlConnection, PeerMonitor, REPLY_TIMEOUT};
 pub(crate) use message::{BwReport, SharedParameters};
