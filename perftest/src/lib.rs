@@ -3,8 +3,9 @@
 //!
 //! `plan` has the parameters, `command` runs `bw` and `lat`, `orchestrate` both ends on one
 //! machine; `exchange` is the control connection, `run` measures by the loops of `engine`, `stats`
-//! computes, `report` exports. `document` reads results back for `html` and `compare`. `classic` is `ib_write_bw` and
-//! the other tools of perftest, selected by `argv[0]`; `dropin` is `doorbell run` and `env`.
+//! computes, `report` exports. `document` reads results back for `html` and `compare`. `classic` is
+//! `ib_write_bw` and the other tools of perftest, selected by `argv[0]`; `dropin` is `doorbell run`
+//! and `env`.
 #![forbid(unsafe_code)]
 
 mod chart;

@@ -77,8 +77,8 @@ impl Exchange for ThreadExchange {
     }
 }
 
-/// Ranks that are processes, connected over TCP through rank 0. All prove a [`Secret`] to it, and it
-/// to them; what they exchange is authenticated, not encrypted.
+/// Ranks that are processes, connected over TCP through rank 0. All prove a [`Secret`] to it, and
+/// it to them; what they exchange is authenticated, not encrypted.
 #[derive(Debug)]
 pub struct TcpExchange {
     rank: u32,

@@ -2,9 +2,9 @@
 //! interoperable with the C tools (perftest) as the peer.
 //!
 //! `tool` has the names, `flags` the options, `settings` the parameters; `wire` is the C tools'
-//! protocol, `test_end` connects the queue pairs, `requester` has the memory of operations, `bw` and
-//! `lat` measure by the loops of the engine, `printer` prints: `layout` as text, `json` as a report. Results are computed by `stats`; docs/book/src/classic.md
-//! lists the differences.
+//! protocol, `test_end` connects the queue pairs, `requester` has the memory of operations, `bw`
+//! and `lat` measure by the loops of the engine, `printer` prints: `layout` as text, `json` as a
+//! report. Results are computed by `stats`; docs/book/src/classic.md lists the differences.
 
 mod bw;
 mod control;

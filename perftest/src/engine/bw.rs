@@ -256,7 +256,8 @@ impl<'a, T: TestTransport, F: Requester<T>> BwLoop<'a, T, F> {
             });
             loop {
                 let first = progress.posted;
-                // Short lists only at the end, or where the peer's credits or the schedule are short.
+                // Short lists only at the end, or where the peer's credits or the schedule are
+                // short.
                 let count = u64::from(list)
                     .min(progress.total - first)
                     .min(requester.allowance().min(paced).saturating_sub(first));

@@ -160,7 +160,7 @@ impl Sources {
 /// The buffers to receive or read into that no request uses.
 #[derive(Debug)]
 pub(crate) enum Sinks {
-    /// Not looked into; several may be of the same memory.
+    /// Not checked; several may be of the same memory.
     Scratch(Vec<Buffer<Scratch>>),
     /// Filled with the inverse of the payload before, so that a byte that never arrived is found.
     Verified(Vec<Buffer<Local>>, Payloads),

@@ -175,7 +175,7 @@ impl<'a, T: TestTransport, O: MessageOp<T>> PingPong<'a, T, O> {
     /// What the peer has written: with `--verify` checks and inverts it; else makes it visible to
     /// the GPU whose memory it is in.
     #[inline]
-    fn look_into_written(&mut self, index: u64) -> Result<(), Failure> {
+    fn verify_arrived(&mut self, index: u64) -> Result<(), Failure> {
         match (&self.memory.payloads, &mut self.memory.written) {
             (_, Written::Nothing) | (None, Written::Host(_)) => Ok(()),
             (None, Written::Gpu(messages, _)) => messages.pull(0),
@@ -305,7 +305,7 @@ impl<T: TestTransport, O: MessageOp<T>> Trips for PingPong<'_, T, O> {
             self.poll_memory(index)?
         };
         if come {
-            self.look_into_written(index)?;
+            self.verify_arrived(index)?;
         }
         Ok(come)
     }

@@ -32,8 +32,8 @@ pub(crate) trait Requester<T: TestTransport> {
     /// Writes the payload of message `index`, where inline messages differ.
     fn payload(&self, _index: u64, _into: &mut [u8]) {}
 
-    /// Adds a message to a post list. A buffer is always free, as at most a window of messages is in
-    /// flight.
+    /// Adds a message to a post list. A buffer is always free, as at most a window of messages is
+    /// in flight.
     fn stage<'d>(&mut self, batch: &mut Batch<'_, 'd, T>, message: Message<'d, T>);
 
     /// Ends a list with the requests that [`PostParams`](super::bw::PostParams) leaves room for;

@@ -1,8 +1,8 @@
 //! The control protocol of a test, over TCP.
 //!
 //! # Format
-//! Each side first sends the 8 bytes `DOORBELL`, then [frames](doorbell_rendezvous::frame), each one
-//! JSON object, a [`Message`]. The client sends first:
+//! Each side first sends the 8 bytes `DOORBELL`, then [frames](doorbell_rendezvous::frame), each
+//! one JSON object, a [`Message`]. The client sends first:
 //!
 //! | client | server | |
 //! |---|---|---|

@@ -91,7 +91,8 @@ impl<H: Default> Acceptor<H> {
             if let Some(arrival) = self.advance(&mut advance) {
                 return Ok(Some(arrival));
             }
-            // One at a time and last, so that none with a complete handshake is dropped for another.
+            // One at a time and last, so that none with a complete handshake is dropped for
+            // another.
             if can_accept {
                 self.accept()?;
                 can_accept = false;

@@ -1,10 +1,11 @@
 //! Authentication of connections: both ends prove that they know the secret, which is never sent.
 //!
 //! Each end contributes a nonce. HKDF-SHA-256 (RFC 5869) of the secret, with both nonces as salt
-//! and the protocol, the direction and both ends' roles as info, gives the key of each direction. Every frame
-//! carries an HMAC-SHA-256 (RFC 2104) over its number in that direction and its bytes; the first
-//! one is the proof. A key is of one direction of one connection, so a frame that was reflected,
-//! replayed, reordered or recorded on another connection is forged. Frames are not encrypted.
+//! and the protocol, the direction and both ends' roles as info, gives the key of each direction.
+//! Every frame carries an HMAC-SHA-256 (RFC 2104) over its number in that direction and its bytes;
+//! the first one is the proof. A key is of one direction of one connection, so a frame that was
+//! reflected, replayed, reordered or recorded on another connection is forged. Frames are not
+//! encrypted.
 
 use std::fmt;
 

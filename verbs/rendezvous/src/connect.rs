@@ -81,8 +81,8 @@ fn attempt(address: SocketAddr, source: Option<IpAddr>, deadline: Deadline) -> i
     Ok(stream)
 }
 
-/// Has the kernel end a connection whose peer's host is gone, after `idle_s` seconds without traffic
-/// and as many `probes`, every `interval_s` seconds, without answer (tcp(7)).
+/// Has the kernel end a connection whose peer's host is gone, after `idle_s` seconds without
+/// traffic and as many `probes`, every `interval_s` seconds, without answer (tcp(7)).
 ///
 /// # Errors
 /// Those of setsockopt(2).

@@ -148,7 +148,7 @@ fn receive_challenge(stream: &mut Limited<'_>, protocol: &Protocol) -> Result<No
     }
 }
 
-/// Tells a client why its hello is refused, if it reads.
+/// Sends a client the reason why its hello is refused, if it reads.
 pub(crate) fn refuse(mut stream: &TcpStream, reason: &str) {
     let reason = &reason[..reason.floor_char_boundary(MAX_REASON)];
     let mut bytes = Vec::new();

@@ -70,9 +70,9 @@ pub struct HelloListener {
 }
 
 impl HelloListener {
-    /// Accepts on `listener`, where `expected` clients may arrive at once. A nonce that clients know
-    /// is of an authenticated message, and each of them connects once; otherwise each connection is
-    /// sent one of its own.
+    /// Accepts on `listener`, where `expected` clients may arrive at once. A nonce that clients
+    /// know is of an authenticated message, and each of them connects once; otherwise each
+    /// connection is sent one of its own.
     ///
     /// # Errors
     /// Those of the system.
@@ -101,8 +101,8 @@ impl HelloListener {
         self.acceptor.address()
     }
 
-    /// Waits for the next client, authenticated or refused; `None` at the deadline, or once `wakeup`
-    /// is readable. A refused client was told why.
+    /// Waits for the next client, authenticated or refused; `None` at the deadline, or once
+    /// `wakeup` is readable. A refused client was sent the reason.
     ///
     /// # Errors
     /// When the listening socket fails.
@@ -246,9 +246,9 @@ mod tests {
             let (address, result) = listener.next(soon(), None).unwrap().unwrap();
             let reason = result.unwrap_err();
             assert_eq!(address, peer.local_addr().unwrap(), "{bytes:?}");
-            let mut told = Vec::new();
-            let _ = peer.read_to_end(&mut told);
-            assert!(told.ends_with(reason.as_bytes()), "{bytes:?}: {told:?}");
+            let mut sent = Vec::new();
+            let _ = peer.read_to_end(&mut sent);
+            assert!(sent.ends_with(reason.as_bytes()), "{bytes:?}: {sent:?}");
         }
     }
 }

@@ -29,4 +29,4 @@ pub use connection::{Connection, Protocol, ReceiveError};
 pub use deadline::{Deadline, readable};
 pub use hello::{Hello, HelloListener};
 pub use limited::{Limited, describe};
-pub use secret::{MIN_SECRET, Secret, SecretError, random};
+pub use secret::{Secret, SecretError, random};

@@ -13,7 +13,7 @@ use super::auth::{BLOCK, HmacSha256};
 
 /// The fewest bytes of a secret that a user gives: a shorter one can be guessed from a recorded
 /// handshake.
-pub const MIN_SECRET: usize = 16;
+const MIN_SECRET: usize = 16;
 /// The most bytes of a secret file that are read.
 const MAX_TEXT: u64 = 4096;
 
@@ -41,7 +41,8 @@ impl Secret {
         random().map(Self)
     }
 
-    /// Derives a secret from values that all members have, by HMAC-SHA-256. It is as secret as these.
+    /// Derives a secret from values that all members have, by HMAC-SHA-256. It is as secret as
+    /// these.
     #[must_use]
     pub fn derived(words: &[&str]) -> Self {
         let mut mac = HmacSha256::new(&[0; BLOCK].into());

@@ -11,7 +11,8 @@ use crate::failure::{Failure, refused};
 /// Cycling through a buffer as the C tools do: each message starts at a cache line behind the
 /// previous one until the page is full. Messages longer than half a page all use the same place.
 ///
-/// For messages of `bytes`, with a header of `header` bytes (the GRH of UD) where they are received.
+/// For messages of `bytes`, with a header of `header` bytes (the GRH of UD) where they are
+/// received.
 pub(super) fn cycle(bytes: u64, header: u64, parameters: &SharedParameters) -> Cycle {
     let (line, page) = (u64::from(parameters.cache_line), u64::from(parameters.page));
     let stride = bytes

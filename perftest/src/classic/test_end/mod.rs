@@ -4,8 +4,8 @@
 //! [`TestEnd::establish`] exchanges parameters and QP information, connects, and waits at the
 //! barrier before the first size. The tests allocate their memory, mostly with `memory`.
 //!
-//! A C tool as the peer cycles through the first page at the address it was given (`memory::cycle`), so
-//! every queue pair has at least a page.
+//! A C tool as the peer cycles through the first page at the address it was given
+//! (`memory::cycle`), so every queue pair has at least a page.
 
 mod cm_connect;
 mod gpu;

@@ -25,7 +25,7 @@ const LONGEST_STOP: Duration = Duration::from_millis(400);
 const BALLAST: u64 = 1 << 30;
 const PIECE: usize = 16 << 20;
 /// How long a member's resources may take to be those of the beginning.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
+const QUIET_TIMEOUT: Duration = Duration::from_secs(5);
 const HOLDER_TRIES: u32 = 10;
 
 #[derive(Default)]
@@ -67,8 +67,8 @@ impl Swarm {
             };
             let mut after = Sample::of(self.members[*index].id())?;
             // Requests in progress are over soon, of which a loaded machine has more; leaks stay.
-            let settled = Instant::now() + SETTLE_TIMEOUT;
-            while after.growth(*before, connections).is_some() && Instant::now() < settled {
+            let end = Instant::now() + QUIET_TIMEOUT;
+            while after.growth(*before, connections).is_some() && Instant::now() < end {
                 self.pump_for(Duration::from_millis(100))?;
                 after = Sample::of(self.members[*index].id())?;
             }
