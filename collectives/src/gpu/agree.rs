@@ -59,7 +59,8 @@ fn other_release() -> GpuError {
 }
 
 impl Communicator {
-    /// For a rank without a GPU, when other ranks of the communicator create a [`GpuCommunicator`]:
+    /// For a rank without a GPU, when other ranks of the communicator create a
+    /// [`GpuCommunicator`](super::GpuCommunicator):
     /// informs them. From then on, its operations on host memory and their stream operations match.
     ///
     /// # Errors
