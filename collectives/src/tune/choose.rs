@@ -4,7 +4,7 @@ use core::fmt::{self, Write};
 
 use super::{Overrides, Rule, TuningFile};
 use crate::algorithm::Algorithm;
-use crate::cost::{Compute, Link, blocks, predict_ns};
+use crate::cost::{Compute, DataMover, Link, blocks, predict_ns};
 use crate::plan::Collective;
 use crate::protocol::LineProtocol;
 use crate::simulate::{self, Fabric, Work};
@@ -13,6 +13,9 @@ use crate::types::{DataType, Protocol, Rank};
 const CHANNELS: [u32; 4] = [1, 2, 4, 8];
 /// Slice lengths considered, besides the whole block.
 const SLICES: [u64; 6] = [32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
+/// Longest slice where processors move the bytes: as long as the messages by which costs are
+/// measured. Longer ones take up to twice as long as predicted.
+const MAX_MOVED_SLICE: u64 = 256 << 10;
 const MAX_SIMULATED: usize = 40;
 /// Simulated candidates per algorithm and protocol; maximum ratio of formula times to the best.
 const MAX_PER_VARIANT: usize = 10;
@@ -284,10 +287,15 @@ impl Tuner {
                 if forced.protocol.is_none() && block > limit {
                     continue;
                 }
+                let longest = match link.data_mover {
+                    DataMover::Device => u64::MAX,
+                    DataMover::Processors => MAX_MOVED_SLICE,
+                };
                 let shorter = SLICES.into_iter().filter(|&slice| slice < whole);
+                let possible = shorter.chain([whole]).filter(|&slice| slice <= longest);
                 let slices: Vec<u64> = forced
                     .slice_bytes
-                    .map_or_else(|| shorter.chain([whole]).collect(), |slice| vec![slice.min(whole)]);
+                    .map_or_else(|| possible.collect(), |slice| vec![slice.min(whole)]);
                 for slice_bytes in slices {
                     let most = self
                         .channels
