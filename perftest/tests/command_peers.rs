@@ -287,7 +287,7 @@ fn refused_clients_are_a_line_each_and_the_next_is_served() {
         (r#""bye""#.to_owned(), "'plan' belongs"),
         (
             format!(r#"{{"failed":"{}"}}"#, "x".repeat(1 << 16)),
-            "16384 are the most",
+            "over the limit of 16384",
         ),
         // Beyond what this server allows.
         (plan("[1073741824]", ONCE, 4), "--client-memory"),
