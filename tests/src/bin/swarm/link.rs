@@ -76,6 +76,9 @@ pub(crate) struct Link {
     inbox: Buffer<PeerAll>,
     theirs: Remote<AllAccess>,
     in_flight: VecDeque<InFlight>,
+    /// Slots of the peer's that were checked, to be freed once the send queue has room: several
+    /// receives may be polled before the completions of earlier answers.
+    frees_owed: usize,
     /// For each slot: the WRITE's source, and the READ's destination.
     slots: [Option<(Buffer<Local>, Buffer<Local>)>; SLOTS],
     reading: [Option<Buffer<Local>>; SLOTS],
@@ -139,6 +142,7 @@ impl Unconnected {
             inbox: self.inbox,
             theirs,
             in_flight: VecDeque::new(),
+            frees_owed: 0,
             slots,
             reading: [None, None],
             immediate: Some(register(MAX)?),
@@ -157,17 +161,27 @@ impl Unconnected {
 
 impl Link {
     pub(crate) fn is_quiet(&self) -> bool {
-        self.in_flight.is_empty()
+        self.in_flight.is_empty() && self.frees_owed == 0
     }
 
     /// Posts as much as buffers and free slots allow. False when nothing was posted.
     pub(crate) fn fill(&mut self) -> Result<bool> {
-        let mut posted = false;
+        let mut posted = self.post_frees()?;
         // Keeps slots for answers to the peer.
         while self.qp.free_send_slots() > 4 && self.post_some()? {
             posted = true;
         }
         Ok(posted)
+    }
+
+    fn post_frees(&mut self) -> Result<bool> {
+        let frees = self.frees_owed.min(self.qp.free_send_slots() as usize);
+        for _ in 0..frees {
+            self.qp.post(|batch| drop(batch.send_inline(&[]).imm(0).signaled()))?;
+            self.in_flight.push_back(InFlight::Free);
+        }
+        self.frees_owed -= frees;
+        Ok(frees > 0)
     }
 
     /// Posts one request of a random kind; false when its buffers are in flight.
@@ -322,8 +336,8 @@ impl Link {
                 if let Some(wrong) = self.theirs(number << 2 | 1).find_wrong(scratch) {
                     bail!("WRITE {number} of {len} bytes from member {peer} is wrong from byte {wrong} on");
                 }
-                self.qp.post(|batch| drop(batch.send_inline(&[]).imm(0).signaled()))?;
-                self.in_flight.push_back(InFlight::Free);
+                self.frees_owed += 1;
+                self.post_frees()?;
             }
             other => bail!("a receive of {other:?} from member {peer}"),
         }
