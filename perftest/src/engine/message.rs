@@ -142,19 +142,23 @@ pub(crate) enum Sources {
 }
 
 impl Sources {
-    #[inline]
+    /// Inlined, as it is part of the loop of every message; a GPU's is a call.
+    #[inline(always)]
     pub(crate) fn reclaim(&mut self, mut done: Completion<'_>) -> Result<(), DataError> {
         match self {
             Sources::Frozen(free) => free.extend(done.take::<Frozen>()),
             Sources::Verified(free, _) => free.extend(done.take::<Local>()),
-            Sources::Gpu(pool, _) => {
-                done.take().into_iter().for_each(|buffer| pool.release(buffer));
-                return gpu_result(pool);
-            }
+            Sources::Gpu(pool, _) => return reclaim_sent(pool, done),
             Sources::Inline(_) => {}
         }
         Ok(())
     }
+}
+
+#[inline(never)]
+fn reclaim_sent(pool: &mut GpuPool, mut done: Completion<'_>) -> Result<(), DataError> {
+    done.take().into_iter().for_each(|buffer| pool.release(buffer));
+    gpu_result(pool)
 }
 
 /// The buffers to receive or read into that no request uses.
@@ -177,15 +181,23 @@ impl Sinks {
     }
 
     /// Reclaims the buffer of a request, the number of which is that of its message, and checks its
-    /// content.
-    #[inline]
+    /// content. Inlined, as it is part of the loop of every message; a check is a call.
+    #[inline(always)]
     pub(crate) fn reclaim(&mut self, mut done: Completion<'_>) -> Result<(), DataError> {
-        let message = done.sequence();
-        let (payloads, bytes, wrong) = match self {
+        match self {
             Sinks::Scratch(free) => {
                 free.extend(done.take::<Scratch>());
-                return Ok(());
+                Ok(())
             }
+            Sinks::Verified(..) | Sinks::Gpu(..) => self.reclaim_checked(done),
+        }
+    }
+
+    #[inline(never)]
+    fn reclaim_checked(&mut self, mut done: Completion<'_>) -> Result<(), DataError> {
+        let message = done.sequence();
+        let (payloads, bytes, wrong) = match self {
+            Sinks::Scratch(_) => return Ok(()),
             Sinks::Verified(free, payloads) => {
                 let Some(buffer) = done.take::<Local>() else {
                     return Ok(());

@@ -44,12 +44,17 @@ pub(crate) struct TestEnd<T: TestTransport> {
     pub(crate) shared: Option<SharedReceiveQueue>,
 }
 
-/// Polls a completion queue; with `sleeps` waits up to 50 ms on its completion channel.
-#[inline]
+/// Polls a completion queue; with `sleeps` waits up to 50 ms on its completion channel. Inlined, as
+/// it is part of the loop of every message.
+#[inline(always)]
 pub(crate) fn completions(cq: &mut CompletionQueue, sleeps: bool) -> Result<Completions<'_>, Failure> {
     if sleeps {
-        cq.wait(SLEEP).map_err(refused)
-    } else {
-        cq.poll().map_err(refused)
+        return wait(cq);
     }
+    cq.poll().map_err(refused)
+}
+
+#[inline(never)]
+fn wait(cq: &mut CompletionQueue) -> Result<Completions<'_>, Failure> {
+    cq.wait(SLEEP).map_err(refused)
 }
