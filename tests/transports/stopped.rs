@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use doorbell_verbs::exchange::{Exchange, Listener};
 use doorbell_verbs::{AllAccess, Memory, PeerAll, QueueKind, QueuePair, QueuePairBuilder, Remote};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use crate::{Side, TIMEOUT};
@@ -35,7 +36,19 @@ struct Target(Child);
 
 impl Target {
     fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.0.id().cast_signed()), signal).unwrap();
+        kill(self.pid(), signal).unwrap();
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.0.id().cast_signed())
+    }
+
+    /// Returns when all its threads are stopped, some time after the signal: one that still runs
+    /// could execute a request.
+    fn stop(&self) {
+        self.signal(Signal::SIGSTOP);
+        let status = waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED)).unwrap();
+        assert!(matches!(status, WaitStatus::Stopped(..)), "{status:?}");
     }
 }
 
@@ -64,7 +77,7 @@ fn a_stopped_target_serves_every_operation() {
     let memory: Remote<AllAccess> = Remote::from_bytes(key.as_slice().try_into().unwrap()).unwrap();
 
     let served = (0..ATTEMPTS).any(|_| {
-        target.signal(Signal::SIGSTOP);
+        target.stop();
         let byte = side.buffer(1);
         qp.post(|batch| {
             batch.write(byte, memory.slice(0, 1).unwrap()).signaled();
