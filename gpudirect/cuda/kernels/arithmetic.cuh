@@ -186,16 +186,21 @@ struct Group<T, true> {
     }
 };
 
-// Division of the sums of a thread, with the bits of `T::divide`.
+template <class T, int GROUPS, int COUNT>
+DOORBELL_EVERYWHERE void divide_each(typename T::Wide (&sums)[GROUPS][COUNT], uint32_t ranks) {
+    #pragma unroll
+    for (int u = 0; u < GROUPS; u++) {
+        #pragma unroll
+        for (int i = 0; i < COUNT; i++) sums[u][i] = T::divide(sums[u][i], ranks);
+    }
+}
+
+// Division of the sums of a thread, with the bits of `divide_each`.
 template <class T, bool NARROW = T::NARROW, int BYTES = sizeof(typename T::Raw)>
 struct Division {
     template <int GROUPS, int COUNT>
     DOORBELL_EVERYWHERE static void all(typename T::Wide (&sums)[GROUPS][COUNT], const Divisor &divisor) {
-        #pragma unroll
-        for (int u = 0; u < GROUPS; u++) {
-            #pragma unroll
-            for (int i = 0; i < COUNT; i++) sums[u][i] = T::divide(sums[u][i], divisor.ranks);
-        }
+        divide_each<T>(sums, divisor.ranks);
     }
 };
 
@@ -254,8 +259,7 @@ struct Division<T, true, BYTES> {
     DOORBELL_EVERYWHERE static void all(float (&sums)[GROUPS][COUNT], const Divisor &divisor) {
         const float high = bits_as<float>(divisor.high), low = bits_as<float>(divisor.low);
         if (!is_product(sums, divisor.ranks)) {
-            Division<T, false, 0>::all(sums, divisor);
-            return;
+            return divide_each<T>(sums, divisor.ranks);
         }
         #pragma unroll
         for (int u = 0; u < GROUPS; u++) {
