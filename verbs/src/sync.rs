@@ -27,22 +27,23 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     locked
 }
 
-/// Sleeps until `condition` is notified, spuriously woken, or `left`, if given, has elapsed.
-pub(crate) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>, left: Option<Duration>) -> MutexGuard<'a, T> {
+/// Sleeps until `condition` is notified, spuriously woken, or `left` has elapsed, which
+/// [`Duration::MAX`] never has.
+pub(crate) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>, left: Duration) -> MutexGuard<'a, T> {
     #[cfg(not(doorbell_tsan))]
     match left {
-        Some(left) => {
+        Duration::MAX => condition.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner),
+        left => {
             let woken = condition.wait_timeout(guard, left);
             woken.unwrap_or_else(std::sync::PoisonError::into_inner).0
         }
-        None => condition.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner),
     }
     #[cfg(doorbell_tsan)]
     {
         let mut guard = guard;
         match left {
-            Some(left) => drop(condition.wait_for(&mut guard, left)),
-            None => condition.wait(&mut guard),
+            Duration::MAX => condition.wait(&mut guard),
+            left => drop(condition.wait_for(&mut guard, left)),
         }
         guard
     }

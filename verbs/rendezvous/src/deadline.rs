@@ -22,10 +22,11 @@ impl Deadline {
     /// A deadline that does not pass.
     pub const NEVER: Self = Self(None);
 
-    /// `timeout` from now; never, if the clock does not reach that far.
+    /// `timeout` from now; never, if there is none, or the clock does not reach that far.
     #[must_use]
-    pub fn after(timeout: Duration) -> Self {
-        Self(Instant::now().checked_add(timeout))
+    pub fn after(timeout: impl Into<Option<Duration>>) -> Self {
+        let at = timeout.into().map(|timeout| Instant::now().checked_add(timeout));
+        Self(at.flatten())
     }
 
     /// The time that is left; [`Duration::MAX`] if it never passes.
@@ -103,6 +104,7 @@ mod tests {
     fn a_deadline_beyond_the_clock_is_never() {
         let never = Deadline::after(Duration::MAX);
         assert!(never.poll_timeout().is_none() && !never.has_passed());
+        assert!(Deadline::after(None).poll_timeout().is_none());
         let soon = Deadline::after(Duration::from_secs(60));
         assert!(never.min(soon).remaining() <= Duration::from_secs(60));
     }

@@ -7,7 +7,7 @@ use doorbell_verbs_sys::inline;
 use super::{CompletionQueue, Completions, CqKind};
 use crate::error::{CompletionQueueError, EventError, check};
 use crate::event::channel::{ChannelInner, CqId};
-use crate::wait::deadline_of;
+use crate::wait::Deadline;
 
 /// Which completions raise an event on the channel (ibv_req_notify_cq(3); IBTA vol 1, 11.4.2.2).
 #[doc(alias("ibv_req_notify_cq", "solicited_only"))]
@@ -71,7 +71,7 @@ impl<Q: CqKind> CompletionQueue<Q> {
         notify: Notify,
         timeout: impl Into<Option<Duration>>,
     ) -> Result<Completions<'_, Q>, EventError> {
-        let deadline = deadline_of(timeout.into());
+        let deadline = Deadline::after(timeout);
         let id = self.id();
         while !self.poll_ready()? {
             // Before arming: an event from here on counts.

@@ -11,7 +11,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use doorbell_verbs_sys as sys;
 
@@ -19,7 +19,7 @@ use super::leader::{EventSource, LeaderFollowers};
 use crate::context::{Context, ContextInner};
 use crate::error::{EventError, check};
 use crate::raw::Lender;
-use crate::wait::{deadline_of, readable, set_nonblocking};
+use crate::wait::{Deadline, readable, set_nonblocking};
 
 /// Events of one queue acknowledged by one call: acknowledging takes a lock (ibv_get_cq_event(3)).
 const ACK_BATCH: u32 = 64;
@@ -193,7 +193,7 @@ impl CompletionChannel {
     /// When the channel cannot be read: the device is gone.
     #[doc(alias("ibv_get_cq_event", "ibv_ack_cq_events"))]
     pub fn wait(&self, timeout: impl Into<Option<Duration>>) -> Result<Option<CqId>, EventError> {
-        self.inner.wait(deadline_of(timeout.into()), Record::next)
+        self.inner.wait(Deadline::after(timeout), Record::next)
     }
 
     /// The next queue that has an event, without blocking; `None` also if another thread gets it.
@@ -263,7 +263,7 @@ impl ChannelInner {
 
     pub(crate) fn wait<T>(
         &self,
-        deadline: Option<Instant>,
+        deadline: Deadline,
         find: impl FnMut(&mut Record) -> Option<T>,
     ) -> Result<Option<T>, EventError> {
         self.waiters.wait(self, deadline, find)
@@ -294,8 +294,8 @@ impl EventSource<Record> for ChannelInner {
         }
     }
 
-    fn sleep(&self, deadline: Option<Instant>) -> Result<(), EventError> {
-        match readable(self.fd(), deadline.into()) {
+    fn sleep(&self, deadline: Deadline) -> Result<(), EventError> {
+        match readable(self.fd(), deadline) {
             Ok(_) => Ok(()),
             Err(error) => Err(self.failed(error)),
         }

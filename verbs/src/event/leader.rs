@@ -6,10 +6,8 @@
 //!
 //! Proved by the models in `event/leader/model.rs`; for tasks by `verbs/tests/events.rs`.
 
-use std::time::{Duration, Instant};
-
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
-use crate::wait::remaining_until;
+use crate::wait::Deadline;
 
 pub(super) trait EventSource<R> {
     type Error;
@@ -18,7 +16,7 @@ pub(super) trait EventSource<R> {
     fn read(&self, record: &mut R) -> (bool, Result<(), Self::Error>);
 
     /// Sleeps until there are events, reading them would fail, or the deadline passes.
-    fn sleep(&self, deadline: Option<Instant>) -> Result<(), Self::Error>;
+    fn sleep(&self, deadline: Deadline) -> Result<(), Self::Error>;
 }
 
 /// The record, and the threads and tasks that wait for it to grow.
@@ -81,7 +79,7 @@ impl<R> LeaderFollowers<R> {
     pub(super) fn wait<S: EventSource<R>, T>(
         &self,
         source: &S,
-        deadline: Option<Instant>,
+        deadline: Deadline,
         mut find: impl FnMut(&mut R) -> Option<T>,
     ) -> Result<Option<T>, S::Error> {
         let mut state = sync::lock(&self.state);
@@ -95,8 +93,8 @@ impl<R> LeaderFollowers<R> {
                     return Ok(Some(found));
                 }
             }
-            let left = remaining_until(deadline);
-            if left == Some(Duration::ZERO) {
+            let left = deadline.remaining();
+            if left.is_zero() {
                 return Ok(None);
             }
             state = if state.has_leader {
@@ -111,7 +109,7 @@ impl<R> LeaderFollowers<R> {
         &'a self,
         source: &S,
         mut state: MutexGuard<'a, State<R>>,
-        deadline: Option<Instant>,
+        deadline: Deadline,
     ) -> Result<MutexGuard<'a, State<R>>, S::Error> {
         state.has_leader = true;
         drop(state);

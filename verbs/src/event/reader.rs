@@ -16,7 +16,7 @@ use crate::context::{Context, ContextInner};
 use crate::error::EventError;
 use crate::srq::SrqId;
 use crate::types::Qpn;
-use crate::wait::{deadline_of, readable, set_nonblocking};
+use crate::wait::{Deadline, readable, set_nonblocking};
 
 /// An asynchronous event of a device or its objects (ibv_get_async_event(3); IBTA vol 1, 11.6.3).
 #[doc(alias("ibv_async_event", "ibv_event_type"))]
@@ -214,12 +214,12 @@ impl Events {
     /// When events cannot be read: the device is gone.
     #[doc(alias("ibv_get_async_event", "ibv_ack_async_event"))]
     pub fn wait(&mut self, timeout: impl Into<Option<Duration>>) -> Result<Option<AsyncEvent>, EventError> {
-        let deadline = deadline_of(timeout.into());
+        let deadline = Deadline::after(timeout);
         loop {
             if let Some(event) = self.try_next()? {
                 return Ok(Some(event));
             }
-            if !readable(self.as_fd(), deadline.into()).map_err(|error| self.failed(error))? {
+            if !readable(self.as_fd(), deadline).map_err(|error| self.failed(error))? {
                 return Ok(None);
             }
         }

@@ -33,7 +33,7 @@ impl EventSource<Vec<u32>> for Descriptor {
         (any, Ok(()))
     }
 
-    fn sleep(&self, _: Option<Instant>) -> Result<(), u32> {
+    fn sleep(&self, _: Deadline) -> Result<(), u32> {
         if std::mem::take(&mut *self.fails.lock().unwrap()) {
             return Err(FAILURE);
         }
@@ -62,7 +62,7 @@ fn of(wanted: u32) -> impl FnMut(&mut Vec<u32>) -> Option<u32> {
 
 impl Channel {
     fn wait(&self, wanted: u32) -> Result<Option<u32>, u32> {
-        self.waiters.wait(&self.descriptor, None, of(wanted))
+        self.waiters.wait(&self.descriptor, Deadline::NEVER, of(wanted))
     }
 }
 
