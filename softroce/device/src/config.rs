@@ -17,6 +17,9 @@ pub struct DeviceConfig {
     /// `None` takes 127.0.0.1, or the first available of 127.0.0.2, 127.0.0.3, … where another user
     /// or the kernel's rxe has that; or ::1, where there is no IPv4.
     pub address: Option<IpAddr>,
+    /// No other device has the address: opening fails where one has it, and so does opening another
+    /// one there. Without an [`address`](Self::address) it is a free one of 127.0.0.0/8, at random.
+    pub exclusive: bool,
     /// The UDP port, here and at every peer: 4791 except in tests. Not 0, as peers must know it.
     pub port: u16,
     /// The path to other processes of this host.
@@ -61,6 +64,7 @@ impl DeviceConfig {
         Self {
             name: name.into(),
             address: None,
+            exclusive: false,
             port: ROCE_PORT,
             link: LinkChoice::Automatic,
             faults: FaultConfig::default(),

@@ -1,6 +1,7 @@
 //! Opening a device, and its properties.
 
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -40,16 +41,14 @@ pub enum OpenError {
     },
     /// All of the addresses tried are in use.
     #[error(
-        "cannot open {device}: UDP port {port} is taken on every address from 127.0.0.1 to {last}: the kernel's rxe (rdma link show) takes it \
-         on all; choose another port on both ends (--soft-port, DOORBELL_SOFT_PORT), or use a network namespace of its own"
+        "cannot open {device}: UDP port {port} is taken on every address of 127.0.0.0/8 tried: the kernel's rxe (rdma link show) takes it on \
+         all; choose another port on both ends (--soft-port, DOORBELL_SOFT_PORT), or use a network namespace of its own"
     )]
     NoFreeAddress {
         /// The device's name.
         device: String,
         /// The UDP port.
         port: u16,
-        /// The last address tried.
-        last: Ipv4Addr,
     },
     /// The interface's frames are too small for any RoCEv2 packet.
     #[error("cannot open {device}: the interface of {address} has an MTU of {mtu} bytes, too small for RoCEv2")]
@@ -145,6 +144,9 @@ pub struct Device {
 
 /// The highest address tried for a device without one.
 const LAST_TRIED: u8 = 250;
+
+/// The random addresses tried for a device that shares none: one that is taken is rare.
+const EXCLUSIVE_TRIED: u8 = 64;
 
 impl Device {
     /// Opens the device and starts its progress thread.
@@ -354,11 +356,8 @@ fn window(receive_buffer: usize, mtu: Mtu) -> u32 {
 const BIND_RETRY: Duration = Duration::from_secs(1);
 
 fn join(config: &DeviceConfig) -> Result<(Host, Link), OpenError> {
-    let flags = if config.is_udp_only() {
-        Flags::UDP_ONLY
-    } else {
-        Flags::default()
-    };
+    let exclusive = Flags::EXCLUSIVE.only_if(config.exclusive);
+    let flags = Flags::UDP_ONLY.only_if(config.is_udp_only()).and(exclusive);
     let bind = |address, patience| -> Result<_, BindError> {
         let addr = require_unicast(SocketAddr::new(address, config.port))?;
         let (host, socket) = Host::join(addr, flags, patience)?;
@@ -373,21 +372,21 @@ fn join(config: &DeviceConfig) -> Result<(Host, Link), OpenError> {
         return bind(address, BIND_RETRY).map_err(failed);
     }
     let mut first_reason = None;
-    for last in 1..=LAST_TRIED {
-        let patience = if last == 1 { BIND_RETRY } else { Duration::ZERO };
-        let address = Ipv4Addr::new(127, 0, 0, last);
+    for address in candidates(config.exclusive) {
+        let is_default = address == Ipv4Addr::LOCALHOST;
+        let patience = if is_default { BIND_RETRY } else { Duration::ZERO };
         match bind(IpAddr::V4(address), patience) {
             Err(BindError::AddressInUse { .. }) => {}
             Err(BindError::NotShared(error)) if error.is_of_address() => {
                 first_reason.get_or_insert(error);
             }
             // A network namespace without IPv4.
-            Err(error @ BindError::AddressNotAvailable { .. }) if last == 1 => {
+            Err(error @ BindError::AddressNotAvailable { .. }) if is_default => {
                 let other = bind(IpAddr::V6(Ipv6Addr::LOCALHOST), BIND_RETRY);
                 return other.map_err(|_| failed(error));
             }
             other => {
-                if let Some(reason) = first_reason {
+                if let Some(reason) = first_reason.filter(|_| !config.exclusive) {
                     tracing::warn!(%reason, "{} has the address {address}", config.name);
                 }
                 return other.map_err(failed);
@@ -397,6 +396,19 @@ fn join(config: &DeviceConfig) -> Result<(Host, Link), OpenError> {
     Err(OpenError::NoFreeAddress {
         device: config.name.clone(),
         port: config.port,
-        last: Ipv4Addr::new(127, 0, 0, LAST_TRIED),
+    })
+}
+
+/// The addresses to try for a device without one. Exclusive ones stay clear of the low host numbers
+/// that people and configurations choose.
+fn candidates(exclusive: bool) -> impl Iterator<Item = Ipv4Addr> {
+    let random = RandomState::new();
+    let tried = if exclusive { EXCLUSIVE_TRIED } else { LAST_TRIED };
+    (1..=tried).map(move |number| {
+        if !exclusive {
+            return Ipv4Addr::new(127, 0, 0, number);
+        }
+        let [second, third, last, ..] = random.hash_one(number).to_ne_bytes();
+        Ipv4Addr::new(127, second | 1, third, 128 + last % 120)
     })
 }

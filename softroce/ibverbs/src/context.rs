@@ -68,7 +68,7 @@ pub unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context {
 }
 
 fn open(file: Arc<DeviceFile>, cmd_fd: impl FnOnce() -> OwnedFd) -> *mut ibv_context {
-    let soft = file.soft;
+    let soft = Arc::clone(&file.soft);
     let opened = match soft.open() {
         Ok(opened) => opened,
         Err(value) => return errno::null(value),

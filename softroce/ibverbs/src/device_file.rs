@@ -25,7 +25,7 @@ pub(crate) struct DeviceFile {
     inode: Inode,
     /// Not a child of fork(2), which has the file too.
     process: u32,
-    pub(crate) soft: &'static SoftDevice,
+    pub(crate) soft: Arc<SoftDevice>,
     /// Each is an [`Object`], owned by its C structs.
     objects: Mutex<HashMap<u32, Weak<dyn Any + Send + Sync>>>,
 }
@@ -40,7 +40,7 @@ impl DeviceFile {
     ///
     /// # Errors
     /// The errno value.
-    pub(crate) fn create(soft: &'static SoftDevice) -> Result<(Arc<Self>, OwnedFd), c_int> {
+    pub(crate) fn create(soft: Arc<SoftDevice>) -> Result<(Arc<Self>, OwnedFd), c_int> {
         // SAFETY: the name is a C string.
         let fd = unsafe { libc::memfd_create(c"doorbell-uverbs".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {

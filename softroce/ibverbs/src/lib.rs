@@ -1,7 +1,7 @@
 //! The functions of libibverbs over the userspace RoCEv2 device, as the [`Api`] table.
 //!
 //! [`api`] replaces the system's library in the safe API. The devices are those given to
-//! [`configure`], or by the environment ([`DeviceConfig::from_env`]).
+//! [`configure`], or by the environment ([`DeviceConfig::from_env`]), and those [added](add).
 //!
 //! Every function is `extern "C"` with the contract of its man page: pointers are to live objects
 //! that these functions created ("ours" in safety comments), posted and registered memory stays
@@ -42,7 +42,9 @@ use doorbell_verbs_sys::{Api, Promise};
 pub use gids::{GID_TABLE_LEN, gid_table, routable_index};
 pub use multicast::{attach_mcast, detach_mcast};
 pub use protection::{import_mr, unimport_mr};
-pub use registry::{AlreadyInUse, configure, copy_modes, last_open_error, process_group};
+pub use registry::{
+    AddedDevice, AlreadyInUse, add, configure, copy_modes, is_configured, last_open_error, process_group,
+};
 
 /// The table, which the drop-in library's symbols call.
 pub static API: Api = Api {

@@ -1,8 +1,14 @@
-//! The device list: fixed by the first call that needs it, for the life of the process.
+//! The devices of the process: those configured, by the program or by the environment, which stay,
+//! and those [added](add), which go with their handle.
+//!
+//! A device is shared by the registry, the lists that have it (ibv_get_device_list(3)) and what is
+//! open on it.
 
 use core::ffi::{c_char, c_int};
-use std::ptr;
-use std::sync::{Arc, OnceLock};
+use std::fmt;
+use std::mem;
+use std::net::IpAddr;
+use std::sync::Arc;
 
 use doorbell_softroce::host::JoinError;
 use doorbell_softroce::links::udp::BindError;
@@ -19,6 +25,8 @@ pub(crate) struct SoftDevice {
     _driver: usize,
     config: DeviceConfig,
     guid: u64,
+    /// Not added: it is a device for as long as the process lives.
+    configured: bool,
     /// The device while any context is open on it; all contexts of the process share it. It is
     /// opened and closed under this lock, so that its address is free when it is opened again.
     open: Mutex<Option<Arc<Device>>>,
@@ -29,8 +37,30 @@ pub(crate) struct SoftDevice {
 #[error("the soft devices are in use already: configure them before the first call that lists them")]
 pub struct AlreadyInUse;
 
-/// Never moved or freed once set: C holds pointers into it.
-static DEVICES: OnceLock<Result<Box<[SoftDevice]>, ConfigError>> = OnceLock::new();
+struct Registry {
+    present: Vec<Arc<SoftDevice>>,
+    /// Set by the first call that needs the configured devices.
+    configured: Option<Result<(), ConfigError>>,
+    /// How many devices were added.
+    added: usize,
+}
+
+impl Registry {
+    fn configure(&mut self, configs: Result<Vec<DeviceConfig>, ConfigError>) {
+        self.configured = Some(configs.map(|configs| {
+            // Before those that were added: the indices are known in sysfs.
+            let device = |(index, config): (usize, _)| Arc::new(SoftDevice::new(&index.to_string(), config, None));
+            let configured = configs.into_iter().enumerate().map(device);
+            self.present.splice(0..0, configured);
+        }));
+    }
+}
+
+static DEVICES: Mutex<Registry> = Mutex::new(Registry {
+    present: Vec::new(),
+    configured: None,
+    added: 0,
+});
 
 static LAST_OPEN_ERROR: Mutex<Option<String>> = Mutex::new(None);
 
@@ -39,11 +69,85 @@ static LAST_OPEN_ERROR: Mutex<Option<String>> = Mutex::new(None);
 /// # Errors
 /// When the devices have been listed or configured already.
 pub fn configure(devices: Vec<DeviceConfig>) -> Result<(), AlreadyInUse> {
-    let mut given = Some(devices);
-    let set = || Ok(soft_devices(given.take().unwrap_or_default()));
-    // If the closure ran, this call was the first.
-    let _ = DEVICES.get_or_init(set);
-    given.map_or(Ok(()), |_| Err(AlreadyInUse))
+    let mut registry = DEVICES.lock();
+    if registry.configured.is_some() {
+        return Err(AlreadyInUse);
+    }
+    registry.configure(Ok(devices));
+    Ok(())
+}
+
+/// Adds a device to those of the process, and opens it. Its name is that of the configuration and a
+/// number, as in `soft-3`, which no other device of the process has.
+///
+/// # Errors
+/// When it cannot be opened.
+pub fn add(config: DeviceConfig) -> Result<AddedDevice, OpenError> {
+    let number = {
+        let added = &mut DEVICES.lock().added;
+        *added += 1;
+        *added
+    };
+    let name = format!("{}-{number}", config.name);
+    let mut config = DeviceConfig { name, ..config };
+    let device = Device::open(&config)?;
+    // The GUID is derived from it.
+    config.address = Some(device.info().address.ip());
+    let soft = Arc::new(SoftDevice::new(
+        &format!("-{number}"),
+        config,
+        Some(Arc::clone(&device)),
+    ));
+    DEVICES.lock().present.push(Arc::clone(&soft));
+    Ok(AddedDevice {
+        soft,
+        device: Some(device),
+    })
+}
+
+/// Whether a device was configured, and not added.
+///
+/// # Safety
+/// It is in a list of ibv_get_device_list(3).
+pub unsafe fn is_configured(device: *mut ibv_device) -> bool {
+    // SAFETY: the same contract.
+    unsafe { SoftDevice::from_ptr(device) }.configured
+}
+
+/// A device that was [added](add). It is listed, and open, for as long as this value lives; and open
+/// until the last context and object of it is closed.
+pub struct AddedDevice {
+    soft: Arc<SoftDevice>,
+    /// `None` once dropped.
+    device: Option<Arc<Device>>,
+}
+
+impl AddedDevice {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.soft.config.name
+    }
+
+    /// Its address.
+    pub fn address(&self) -> Option<IpAddr> {
+        self.soft.config.address
+    }
+}
+
+impl fmt::Debug for AddedDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AddedDevice").field(&self.soft.config).finish()
+    }
+}
+
+impl Drop for AddedDevice {
+    fn drop(&mut self) {
+        let is_other = |device: &Arc<SoftDevice>| !Arc::ptr_eq(device, &self.soft);
+        DEVICES.lock().present.retain(is_other);
+        if let Some(device) = self.device.take() {
+            self.soft.close(device);
+        }
+    }
 }
 
 /// Why the last attempt to list or open a device failed, in one line; `None` if none did.
@@ -62,7 +166,8 @@ pub fn copy_modes(name: &str) -> Vec<CopyMode> {
 }
 
 fn with_open_device<R>(name: &str, query: impl FnOnce(&Device) -> R) -> Option<R> {
-    let device = devices().ok()?.iter().find(|device| device.config.name == name)?;
+    let devices = devices().ok()?;
+    let device = devices.iter().find(|device| device.config.name == name)?;
     device.open.lock().as_deref().map(query)
 }
 
@@ -71,15 +176,16 @@ fn record_error(error: &dyn std::fmt::Display) {
     *LAST_OPEN_ERROR.lock() = Some(error.to_string());
 }
 
-fn devices() -> Result<&'static [SoftDevice], &'static ConfigError> {
-    DEVICES
-        .get_or_init(|| DeviceConfig::from_env().map(soft_devices))
-        .as_deref()
-}
-
-fn soft_devices(configs: Vec<DeviceConfig>) -> Box<[SoftDevice]> {
-    let device = |(index, config)| SoftDevice::new(index, config);
-    configs.into_iter().enumerate().map(device).collect()
+/// Those present now.
+fn devices() -> Result<Vec<Arc<SoftDevice>>, ConfigError> {
+    let mut registry = DEVICES.lock();
+    if registry.configured.is_none() {
+        registry.configure(DeviceConfig::from_env());
+    }
+    match &registry.configured {
+        Some(Err(error)) => Err(error.clone()),
+        _ => Ok(registry.present.clone()),
+    }
 }
 
 /// Copies a C string; the last byte of the array stays zero.
@@ -91,7 +197,8 @@ fn set(to: &mut [c_char], text: &str) {
 }
 
 impl SoftDevice {
-    fn new(index: usize, config: DeviceConfig) -> Self {
+    /// Configured, or added as `open`.
+    fn new(index: &str, config: DeviceConfig, open: Option<Arc<Device>>) -> Self {
         let mut base = ibv_device {
             _ops: _ibv_device_ops {
                 _dummy1: None,
@@ -117,20 +224,26 @@ impl SoftDevice {
             _driver: 0,
             guid: config.guid(),
             config,
-            open: Mutex::new(None),
+            configured: open.is_none(),
+            open: Mutex::new(open),
         }
     }
 
     /// # Safety
-    /// `device` came from [`get_device_list`].
-    pub(crate) unsafe fn from_ptr(device: *mut ibv_device) -> &'static Self {
-        // SAFETY: the list holds pointers to `base`, the first member of SoftDevice, each derived
-        // from a reference to the whole, which is never freed.
-        unsafe { &*device.cast::<Self>() }
+    /// `device` is in a list of [`get_device_list`], or of a configured device that was.
+    pub(crate) unsafe fn from_ptr(device: *mut ibv_device) -> Arc<Self> {
+        let device = device.cast::<Self>();
+        // SAFETY: the pointer to `base`, the first member, came from `as_ptr`, thus from an Arc,
+        // which the list, or for a configured device the registry, still has: it is live, and the
+        // count that is added here is the result's.
+        unsafe {
+            Arc::increment_strong_count(device);
+            Arc::from_raw(device)
+        }
     }
 
-    pub(crate) fn as_ptr(&'static self) -> *mut ibv_device {
-        ptr::from_ref(self).cast::<ibv_device>().cast_mut()
+    pub(crate) fn as_ptr(self: &Arc<Self>) -> *mut ibv_device {
+        Arc::as_ptr(self).cast::<ibv_device>().cast_mut()
     }
 
     pub(crate) fn guid(&self) -> u64 {
@@ -194,36 +307,48 @@ pub(crate) unsafe extern "C" fn get_device_list(num_devices: *mut c_int) -> *mut
     let devices = match devices() {
         Ok(devices) => devices,
         Err(error) => {
-            record_error(error);
+            record_error(&error);
             return errno::null(libc::EINVAL);
         }
     };
-    // SAFETY: calloc(3) has no preconditions; it is freed by `free_device_list`.
+    // SAFETY: calloc(3) has no preconditions; `free_device_list` frees it.
     let list = unsafe { libc::calloc(devices.len() + 1, size_of::<*mut ibv_device>()) }.cast::<*mut ibv_device>();
     if list.is_null() {
         return errno::null(libc::ENOMEM);
-    }
-    for (index, device) in devices.iter().enumerate() {
-        // SAFETY: `list` has space for a pointer per device, and the null pointer that calloc left.
-        unsafe { list.add(index).write(device.as_ptr()) };
     }
     if !num_devices.is_null() {
         // SAFETY: not null, so writable by contract (man page).
         unsafe { *num_devices = devices.len() as c_int };
     }
+    for (index, device) in devices.into_iter().enumerate() {
+        // SAFETY: `list` has space for a pointer per device, and the null pointer that calloc left.
+        unsafe { list.add(index).write(device.as_ptr()) };
+        // The list's, until it is freed.
+        mem::forget(device);
+    }
     list
 }
 
-/// The devices in it stay valid.
+/// Configured devices, and added ones whose handle lives, stay valid.
 pub(crate) unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
-    // SAFETY: the list came from `get_device_list`, thus from calloc(3), or is null.
-    unsafe { libc::free(list.cast()) };
+    if list.is_null() {
+        return;
+    }
+    let mut next = list;
+    // SAFETY: the list came from `get_device_list`: from calloc(3), with a null pointer at its end,
+    // and a count of each device, which is released here.
+    unsafe {
+        while !(*next).is_null() {
+            drop(Arc::from_raw((*next).cast::<SoftDevice>()));
+            next = next.add(1);
+        }
+        libc::free(list.cast());
+    }
 }
 
 pub(crate) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
     // SAFETY: `device` is of our list by contract.
-    let device = unsafe { SoftDevice::from_ptr(device) };
-    device.base.name.as_ptr()
+    unsafe { (&raw const (*device).name).cast() }
 }
 
 pub(crate) unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {

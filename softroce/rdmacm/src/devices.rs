@@ -1,5 +1,5 @@
-//! The soft devices of the process, opened when the first identifier needs one and never closed, as
-//! rdma_get_devices(3) says; and the selection of a device by address.
+//! The configured soft devices of the process, opened when the first identifier needs one and never
+//! closed, as rdma_get_devices(3) says, so that devices which are added and go are none of them; and the selection of a device by address.
 
 use core::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use doorbell_roce_proto::cm::CmEvent;
 use doorbell_softroce::cm::CmOwner;
 use doorbell_softroce::{Device, EventQueue, Token};
-use doorbell_softroce_ibverbs::{api, device_of};
+use doorbell_softroce_ibverbs::{api, device_of, is_configured};
 use doorbell_verbs_sys::{ibv_context, ibv_pd};
 use parking_lot::Mutex;
 
@@ -117,9 +117,15 @@ fn open_all() -> Vec<OpenDevice> {
         return Vec::new();
     }
     let open = |index| {
+        // SAFETY: the list has `count` devices.
+        let device = unsafe { *list.add(index) };
+        // SAFETY: in the list.
+        if !unsafe { is_configured(device) } {
+            return None;
+        }
         let events = Arc::new(EventQueue::new().ok()?);
-        // SAFETY: the list has `count` devices, which are never freed.
-        let context = unsafe { (api().open_device)(*list.add(index)) };
+        // SAFETY: in the list.
+        let context = unsafe { (api().open_device)(device) };
         (!context.is_null()).then(|| OpenDevice {
             context,
             // SAFETY: just opened, and never closed.

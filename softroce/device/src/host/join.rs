@@ -75,6 +75,12 @@ pub enum JoinError {
         /// The address.
         address: SocketAddr,
     },
+    /// Soft devices have the address, and these or this one do not share it.
+    #[error("{address} is in use by soft devices, and cannot be shared: choose another address")]
+    Exclusive {
+        /// The address.
+        address: SocketAddr,
+    },
     /// The UDP port cannot be bound.
     #[error("{address} cannot be bound")]
     Port {
@@ -122,6 +128,11 @@ pub(super) fn join(
         None => query_registry(&names, SLOTS as u16, Instant::now() + JOIN_TIMEOUT)?,
         introduction => introduction,
     };
+    if let Some(introduction) = &introduction
+        && (flags.contains(Flags::EXCLUSIVE) || introduction.is_exclusive())
+    {
+        return Err(JoinError::Exclusive { address });
+    }
     let (registry, founded) = match introduction {
         Some(introduction) => (introduction.registry, false),
         None => (Registry::create().map_err(failed)?, true),
@@ -208,6 +219,12 @@ struct Introduction {
 }
 
 impl Introduction {
+    fn is_exclusive(&self) -> bool {
+        let member = self.registry.member(self.member.slot);
+        let flags = member.and_then(|member| self.registry.flags(member));
+        flags.is_some_and(|flags| flags.contains(Flags::EXCLUSIVE))
+    }
+
     /// Whether the member, and with it the group, is alive; false also where unknown. Under the
     /// lock no other group can be founded.
     ///

@@ -55,6 +55,18 @@ pub struct Flags(u32);
 impl Flags {
     /// All of the member's traffic uses UDP.
     pub(crate) const UDP_ONLY: Self = Self(1);
+    /// The member shares the address with no other.
+    pub(crate) const EXCLUSIVE: Self = Self(2);
+
+    /// These where `set`, else none.
+    pub(crate) fn only_if(self, set: bool) -> Self {
+        if set { self } else { Self::default() }
+    }
+
+    /// Both.
+    pub(crate) fn and(self, others: Self) -> Self {
+        Self(self.0 | others.0)
+    }
 
     /// Whether all of `others` are set.
     pub fn contains(self, others: Self) -> bool {
