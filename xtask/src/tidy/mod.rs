@@ -20,7 +20,7 @@ use source::Source;
 use std::{fmt, fs, process::Command};
 
 /// Libraries, which are loaded by programs of others, also with more rights than their callers.
-const LIBRARIES: [&str; 4] = ["collectives/src/", "gpudirect/", "softroce/", "verbs/"];
+const LIBRARIES: [&str; 5] = ["bindings/", "collectives/src/", "gpudirect/", "softroce/", "verbs/"];
 
 const HELP: &str = "\
 Check the sources for what rustfmt and clippy do not

@@ -12,7 +12,9 @@ const QUALIFIERS: [&str; 5] = ["unsafe", "async", "extern", "const", "\"C\""];
 /// Types are left to rustc: one that no other crate names may be part of a signature.
 const ITEMS: [&str; 3] = ["fn", "const", "static"];
 /// Crates that are embedded: what is public there is for users.
-const APIS: [&str; 5] = [
+const APIS: [&str; 7] = [
+    "bindings/doorbell/src/",
+    "bindings/test/src/",
     "verbs/src/",
     "verbs/sys/src/",
     "collectives/src/",
