@@ -15,12 +15,8 @@ mod options;
 mod pingpong;
 mod rendezvous;
 
-use std::net::{IpAddr, Ipv4Addr};
 use std::process::ExitCode;
 use std::thread;
-
-use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
-use doorbell_verbs::Library;
 
 use options::Options;
 use rendezvous::Rendezvous;
@@ -50,12 +46,7 @@ fn main() -> ExitCode {
 }
 
 fn one_end(options: &Options) -> Result<()> {
-    let library = if options.device.starts_with("soft") {
-        Library::new(api())
-    } else {
-        Library::system()?
-    };
-    let context = library.open(&options.device)?;
+    let context = doorbell::open(&options.device)?;
     match &options.server {
         None => pingpong::run_server(&context, options, Rendezvous::listen(options.port)?),
         Some(server) => pingpong::run_client(&context, options, server),
@@ -63,13 +54,7 @@ fn one_end(options: &Options) -> Result<()> {
 }
 
 fn both_ends(options: &Options) -> Result<()> {
-    let device = |n: u8| DeviceConfig {
-        address: Some(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 10 + n))),
-        ..DeviceConfig::new(format!("soft{n}"))
-    };
-    configure(vec![device(0), device(1)])?;
-    let library = Library::new(api());
-    let (server, client) = (library.open("soft0")?, library.open("soft1")?);
+    let (server, client) = (doorbell::open("soft")?, doorbell::open("soft")?);
     // Any free port: only this process connects to it.
     let rendezvous = Rendezvous::listen(0)?;
     let options = Options {

@@ -10,14 +10,12 @@
 
 #![forbid(unsafe_code)]
 
-use std::net::{IpAddr, Ipv4Addr};
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use doorbell_softroce_ibverbs::{DeviceConfig, api, configure};
 use doorbell_verbs::exchange::{Exchange, Listener};
-use doorbell_verbs::{Context, Library, Local, PeerWrite, QueueKind, Remote, WriteAccess};
+use doorbell_verbs::{Context, Local, PeerWrite, QueueKind, Remote, WriteAccess};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -29,8 +27,8 @@ fn main() -> ExitCode {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let result = match *args {
         [] => both_ends(),
-        [device, "listen", at] => open(device).and_then(|device| run_reader(&device, &Listener::bind(at)?)),
-        [device, "connect", to] => open(device).and_then(|device| run_writer(&device, to)),
+        [device, "listen", at] => listen(device, at),
+        [device, "connect", to] => connect(device, to),
         _ => {
             eprintln!("usage: 04_exchange [DEVICE listen|connect ADDRESS:PORT]");
             return ExitCode::from(2);
@@ -45,26 +43,20 @@ fn main() -> ExitCode {
     }
 }
 
-fn open(device: &str) -> Result<Context> {
-    let library = if device.starts_with("soft") {
-        Library::new(api())
-    } else {
-        Library::system()?
-    };
-    Ok(library.open(device)?)
+fn listen(device: &str, at: &str) -> Result<()> {
+    run_reader(&doorbell::open(device)?, &Listener::bind(at)?)
+}
+
+fn connect(device: &str, to: &str) -> Result<()> {
+    run_writer(&doorbell::open(device)?, to)
 }
 
 fn both_ends() -> Result<()> {
-    let device = |n: u8| DeviceConfig {
-        address: Some(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 40 + n))),
-        ..DeviceConfig::new(format!("soft{n}"))
-    };
-    configure(vec![device(0), device(1)])?;
     let listener = Listener::bind("127.0.0.1:0")?;
     let address = listener.local_addr().to_string();
     thread::scope(|scope| {
-        let reader = scope.spawn(|| run_reader(&open("soft0")?, &listener));
-        let written = run_writer(&open("soft1")?, &address);
+        let reader = scope.spawn(|| run_reader(&doorbell::open("soft")?, &listener));
+        let written = run_writer(&doorbell::open("soft")?, &address);
         reader.join().map_err(|_| "the reader panicked")??;
         written
     })

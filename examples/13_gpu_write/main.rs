@@ -16,9 +16,8 @@ use std::time::{Duration, Instant};
 use doorbell_cuda::{Driver, HostMemory, Memory, Stream};
 use doorbell_examples::{Error, report};
 use doorbell_gpudirect::{Arrivals, GpuMemory, Scope, register};
-use doorbell_softroce_ibverbs::api;
 use doorbell_verbs::exchange::{Exchange, Listener};
-use doorbell_verbs::{CompletionQueue, Context, Library, Local, PeerWrite, QueueKind, Remote, WriteAccess};
+use doorbell_verbs::{CompletionQueue, Context, Local, PeerWrite, QueueKind, Remote, WriteAccess};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const BYTES: usize = 3 << 20;
@@ -45,7 +44,7 @@ fn both_ends() -> Result<(), Error> {
     let mut child = Command::new(std::env::current_exe()?)
         .args(["soft0", &writer, "connect", &listener.local_addr().to_string()])
         .spawn()?;
-    let read = read(&open("soft0")?, "0", &listener);
+    let read = read(&doorbell::open("soft0")?, "0", &listener);
     if read.is_err() {
         // The end that failed first has reported the reason; no timeout needs to pass.
         drop(child.kill());
@@ -59,17 +58,8 @@ fn both_ends() -> Result<(), Error> {
     }
 }
 
-fn open(device: &str) -> Result<Context, Error> {
-    let library = if device.starts_with("soft") {
-        Library::new(api())
-    } else {
-        Library::system()?
-    };
-    Ok(library.open(device)?)
-}
-
 fn listen(device: &str, gpu: &str, at: &str) -> Result<(), Error> {
-    read(&open(device)?, gpu, &Listener::bind(at)?)
+    read(&doorbell::open(device)?, gpu, &Listener::bind(at)?)
 }
 
 fn stream_of(gpu: &str) -> Result<Stream, Error> {
@@ -120,7 +110,7 @@ fn read(device: &Context, gpu: &str, listener: &Listener) -> Result<(), Error> {
 
 fn connect(device: &str, gpu: &str, to: &str) -> Result<(), Error> {
     let stream = stream_of(gpu)?;
-    let device = open(device)?;
+    let device = doorbell::open(device)?;
     let pd = device.protection_domain()?;
     let mut cq = device.completion_queue(8)?;
     let qp = pd.queue_pair(&cq).max_send_wr(4).max_recv_wr(4).rc()?;

@@ -6,10 +6,9 @@ use std::process::{Child, Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use doorbell::Context;
 use doorbell_collectives::Rank;
 use doorbell_collectives::bootstrap::{BootstrapError, DEFAULT_TIMEOUT, Launch, Rendezvous};
-use doorbell_softroce_ibverbs::{api, last_open_error};
-use doorbell_verbs::{Context, Library};
 
 use crate::{Error, report};
 
@@ -50,7 +49,9 @@ Soft devices are on loopback unless DOORBELL_SOFT_ADDR names another address of 
         (Some(ranks), _) => start(ranks, &options.device),
         (None, Err(BootstrapError::NotLaunched)) => start(ranks, &options.device),
         (None, Err(error)) => Err(error.into()),
-        (None, Ok(_)) => open(&options.device).and_then(|device| rank(&device)),
+        (None, Ok(_)) => doorbell::open(&options.device)
+            .map_err(Error::from)
+            .and_then(|device| rank(&device)),
     })
 }
 
@@ -73,15 +74,6 @@ fn parse(args: &[String]) -> Result<Options, String> {
         }
     }
     Ok(options)
-}
-
-fn open(device: &str) -> Result<Context, Error> {
-    if !device.starts_with("soft") {
-        return Ok(Library::system()?.open(device)?);
-    }
-    let opened = Library::new(api()).open(device);
-    // The library's error has only an errno; the soft device has the reason.
-    Ok(opened.map_err(|error| format!("{error} {}", last_open_error().unwrap_or_default()))?)
 }
 
 /// Child processes, killed when this is dropped.
