@@ -63,7 +63,7 @@ impl Devices {
         self
     }
 
-    /// An option by its name in `DOORBELL_FAULTS`, such as `drop`. [`build`](Self::build) checks it.
+    /// An option by its name in `DOORBELL_FAULTS`, as `drop`; [`build`](Self::build) checks it.
     pub fn option(mut self, name: &str, value: impl Display) -> Self {
         // Writing to a String cannot fail.
         let _ = write!(self.faults, "{name}={value},");
@@ -193,8 +193,8 @@ impl TestDevices {
     }
 
     /// The next device, as the environment of a child process: for [`doorbell::open_from_env`], and
-    /// for programs under `doorbell run`, where it is `soft0`. The parent's handle of the devices is
-    /// to be kept until the child has ended.
+    /// for programs under `doorbell run`, where it is `soft0`. The parent keeps its handle of the
+    /// devices until the child has ended.
     ///
     /// # Errors
     /// When no address is free.

@@ -12,8 +12,8 @@
 //!
 //! The test has as many devices as arguments, each on a loopback address that no other device has,
 //! so that tests run in parallel, in one process or in several (cargo-nextest). It may return a
-//! `Result`; `#[should_panic]`, `#[ignore]` and `#[cfg]` are as in any test. [`Devices`] is the same
-//! without the attribute.
+//! `Result`; `#[should_panic]`, `#[ignore]` and `#[cfg]` are as in any test. [`Devices`] is for
+//! tests without the attribute.
 //!
 //! # Options
 //!
@@ -41,7 +41,7 @@
 //! # Several processes
 //!
 //! [`TestDevices::child`] is the environment of a child process whose device is one more of the
-//! test's; the child opens it by [`doorbell::open_from_env`], or as `soft0` where it is not in Rust.
+//! test's; the child opens it by [`doorbell::open_from_env`], or as `soft0` if it is not in Rust.
 //! They meet as any two processes do, by [`doorbell::exchange`] for instance.
 
 #![forbid(unsafe_code)]

@@ -1,6 +1,8 @@
 //! 200 tests that run in parallel, each on two devices of its own with faults of its own: what is
 //! lost is a function of the seed, and a reliable connection delivers all the same.
 
+use std::env;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use doorbell::Mtu;
@@ -159,4 +161,26 @@ macro_rules! tens {
 tens! {
     t00 0; t01 1; t02 2; t03 3; t04 4; t05 5; t06 6; t07 7; t08 8; t09 9;
     t10 10; t11 11; t12 12; t13 13; t14 14; t15 15; t16 16; t17 17; t18 18; t19 19;
+}
+
+/// As cargo-nextest runs them, ten at a time.
+#[test]
+fn some_each_in_a_process() {
+    let names = [
+        "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine",
+    ];
+    for ten in ["t03", "t08", "t14"] {
+        let children = names.map(|name| {
+            let mut command = Command::new(env::current_exe().unwrap());
+            command
+                .args(["--exact", &format!("{ten}::{name}")])
+                .stdout(Stdio::piped());
+            command.spawn().unwrap()
+        });
+        for child in children {
+            let output = child.wait_with_output().unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            assert!(text.contains("1 passed; 0 failed"), "{text}");
+        }
+    }
 }

@@ -114,8 +114,8 @@ pub unsafe fn is_configured(device: *mut ibv_device) -> bool {
     unsafe { SoftDevice::from_ptr(device) }.configured
 }
 
-/// A device that was [added](add). It is listed, and open, for as long as this value lives; and open
-/// until the last context and object of it is closed.
+/// A device that was [added](add). It is listed, and open, for as long as this value lives, and
+/// stays open until the last context and object of it is closed.
 pub struct AddedDevice {
     soft: Arc<SoftDevice>,
     /// `None` once dropped.

@@ -1,5 +1,6 @@
 //! The configured soft devices of the process, opened when the first identifier needs one and never
-//! closed, as rdma_get_devices(3) says, so that devices which are added and go are none of them; and the selection of a device by address.
+//! closed, as rdma_get_devices(3) says (those that are added and go are none of them); and the
+//! selection of a device by address.
 
 use core::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr};

@@ -8,7 +8,8 @@ use std::time::Duration;
 /// The longest delay of a packet that is to be overtaken.
 const REORDER_SPAN: Duration = Duration::from_micros(100);
 
-/// One changed byte. A CRC-32 detects it for certain: it is a burst of at most 8 bits.
+/// One changed byte. A CRC-32 detects it for certain, as it is a burst of at most 8 bits; but the
+/// ICRC does not cover a packet's fifth byte, of FECN and BECN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Corruption {
     /// Which byte of the packet.
