@@ -43,6 +43,9 @@
 //! [`TestDevices::child`] is the environment of a child process whose device is one more of the
 //! test's; the child opens it by [`doorbell::open_from_env`], or as `soft0` if it is not in Rust.
 //! They meet as any two processes do, by [`doorbell::exchange`] for instance.
+//!
+//! The connection manager (rdma_cm) serves a process's configured devices alone, thus the child's
+//! `soft0` and not the devices of a test (decision 097).
 
 #![forbid(unsafe_code)]
 

@@ -52,23 +52,18 @@ fn open(device: &AddedDevice) -> *mut ibv_context {
     }
 }
 
-fn descriptors() -> usize {
-    fs::read_dir("/proc/self/fd").unwrap().count()
+/// Descriptors and threads.
+fn counts() -> [usize; 2] {
+    ["/proc/self/fd", "/proc/self/task"].map(|folder| fs::read_dir(folder).unwrap().count())
 }
 
-fn threads() -> usize {
-    fs::read_dir("/proc/self/task").unwrap().count()
-}
-
-/// Waits for them: one that was joined is in the list until the kernel has removed it.
-fn await_threads(expected: usize) {
+/// Waits for them: a joined thread is listed until the kernel has removed it, and a progress thread
+/// that reads the interfaces has a socket meanwhile.
+fn await_counts(expected: [usize; 2]) {
     let began = Instant::now();
-    while threads() != expected {
-        assert!(
-            began.elapsed() < Duration::from_secs(10),
-            "{} and not {expected}",
-            threads()
-        );
+    while counts() != expected {
+        let late = began.elapsed() > Duration::from_secs(10);
+        assert!(!late, "{:?} and not {expected:?}", counts());
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -76,14 +71,15 @@ fn await_threads(expected: usize) {
 // One test: it counts what the process has.
 #[test]
 fn devices_come_and_go() {
-    let (before, listed_before) = ((descriptors(), threads()), listed());
+    let listed_before = listed();
+    let before = counts();
+    let open_counts = [before[0] + DEVICES * DESCRIPTORS, before[1] + DEVICES];
     let added: Vec<_> = (0..DEVICES).map(|_| add(own()).unwrap()).collect();
     let contexts: Vec<_> = added.iter().map(open).collect();
     let addresses: HashSet<_> = added.iter().map(|device| device.address().unwrap()).collect();
     assert_eq!(addresses.len(), DEVICES, "each has its own");
     assert_eq!(listed().len(), listed_before.len() + DEVICES);
-    assert_eq!(descriptors(), before.0 + DEVICES * DESCRIPTORS);
-    await_threads(before.1 + DEVICES);
+    await_counts(open_counts);
 
     let is_refused = |config| matches!(add(config), Err(OpenError::Bind { .. }));
     let at = |address, exclusive| DeviceConfig {
@@ -99,11 +95,10 @@ fn devices_come_and_go() {
 
     drop(added);
     assert_eq!(listed(), listed_before, "a device goes with its handle");
-    await_threads(before.1 + DEVICES);
+    await_counts(open_counts);
     for context in contexts {
         // SAFETY: open, and closed once.
         assert_eq!(unsafe { (api().close_device)(context) }, 0);
     }
-    await_threads(before.1);
-    assert_eq!(descriptors(), before.0);
+    await_counts(before);
 }

@@ -1,5 +1,7 @@
 //! The attribute of `doorbell-test`, which documents it.
 
+#![forbid(unsafe_code)]
+
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote};
 use syn::parse::{Parse, ParseStream, Parser};
