@@ -85,7 +85,7 @@ mod tests {
             expand(parse(options), parse(function)).unwrap_err().to_string()
         };
         let function = "fn ends(a: Context) {}";
-        assert_eq!(error("drop", function), "unexpected end of input, expected `=`");
+        assert!(error("drop", function).ends_with("expected `=`"));
         assert_eq!(
             error("", "async fn ends(a: Context) {}"),
             "a test on devices is no async fn: block on the future in it"
