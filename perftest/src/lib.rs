@@ -54,8 +54,17 @@ use crate::cli::{Cli, Command};
 use crate::failure::Failure;
 use crate::plan::Plan;
 
+pub use crate::dropin::EmbeddedLibrary;
+
 /// The `main` of the `doorbell` program.
 pub fn main() -> ExitCode {
+    main_with(&[])
+}
+
+/// The same for a program that has the drop-in libraries in it. They are used where none are
+/// installed beside it.
+pub fn main_with(libraries: &'static [EmbeddedLibrary]) -> ExitCode {
+    dropin::embed(libraries);
     if let Some(tool) = env::args_os()
         .next()
         .and_then(|name| Tool::from_program_name(Path::new(&name)))
