@@ -14,6 +14,7 @@ use crate::compare::CompareArgs;
 use crate::device::MemoryPlace;
 use crate::dropin::PciAddress;
 use crate::html::ReportArgs;
+use crate::manual::{CompletionsArgs, ManArgs};
 use crate::plan::Kind;
 use crate::report::{Thresholds, column_help};
 use crate::stats::ClockChoice;
@@ -44,7 +45,7 @@ Exit status: 0 done, 1 the test failed (wrong data, peer lost), 2 bad usage.";
 /// RDMA bandwidth and latency tests, on hardware, on the kernel's software devices and on a
 /// userspace RoCEv2 device.
 #[derive(Parser, Debug)]
-#[command(name = "doorbell", version, after_help = EXAMPLES, disable_help_subcommand = true)]
+#[command(name = "doorbell", version, after_help = EXAMPLES)]
 pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -89,26 +90,20 @@ pub(crate) enum Command {
     /// Print the variables that put every libibverbs program of a shell on the userspace device:
     /// eval "$(doorbell env)"
     Env(EnvArgs),
+    /// Print the completions of a shell: source <(doorbell completions bash)
+    Completions(CompletionsArgs),
+    /// Write the manual pages of the command
+    Man(ManArgs),
 }
 
 impl Command {
     /// Whether this process is a child that its parent reports for.
     pub(crate) fn is_child(&self) -> bool {
         match self {
-            // Ranks report their own failures.
-            Command::Coll(_) => false,
-            Command::Devices(_)
-            | Command::Diagnose(_)
-            | Command::Sweep(_)
-            | Command::Report(_)
-            | Command::Compare(_)
-            | Command::Topo(_)
-            | Command::Gpu(_)
-            | Command::Limits(_)
-            | Command::Run(_)
-            | Command::Env(_) => false,
             Command::Bw(args) => args.test.child,
             Command::Lat(args) => args.test.child,
+            // Ranks of `coll` report their own failures.
+            _ => false,
         }
     }
 }

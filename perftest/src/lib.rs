@@ -5,7 +5,7 @@
 //! machine; `exchange` is the control connection, `run` measures by the loops of `engine`, `stats`
 //! computes, `report` exports. `document` reads results back for `html` and `compare`. `classic` is
 //! `ib_write_bw` and the other tools of perftest, selected by `argv[0]`; `dropin` is `doorbell run`
-//! and `env`.
+//! and `env`; `manual` makes completions and manual pages.
 #![forbid(unsafe_code)]
 
 mod chart;
@@ -28,6 +28,7 @@ mod gpu;
 mod html;
 mod interrupt;
 mod limits;
+mod manual;
 mod orchestrate;
 mod output;
 mod plan;
@@ -53,8 +54,17 @@ use crate::cli::{Cli, Command};
 use crate::failure::Failure;
 use crate::plan::Plan;
 
+pub use crate::dropin::EmbeddedLibrary;
+
 /// The `main` of the `doorbell` program.
 pub fn main() -> ExitCode {
+    main_with(&[])
+}
+
+/// The same for a program that has the drop-in libraries in it. They are used where none are
+/// installed beside it.
+pub fn main_with(libraries: &'static [EmbeddedLibrary]) -> ExitCode {
+    dropin::embed(libraries);
     if let Some(tool) = env::args_os()
         .next()
         .and_then(|name| Tool::from_program_name(Path::new(&name)))
@@ -90,6 +100,8 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Coll(args) => coll::run(args),
         Command::Run(args) => dropin::run(args),
         Command::Env(args) => dropin::env(args),
+        Command::Completions(args) => manual::completions(args),
+        Command::Man(args) => manual::pages(args),
     }
 }
 

@@ -1,8 +1,9 @@
 //! Generates symbol versions from the lists in `exports/`: a version script for the linker, and the
 //! lines of `exports.rs`, which `export.rs` turns into assembly.
 //!
-//! The script is the linker's second: rustc's own makes local what no Rust item exports, but not a
-//! symbol whose version is set by `.symver` and named in its node.
+//! The script is the linker's second, after rustc's own, which makes local what no Rust item
+//! exports. zig's linker takes the last script alone, so ours does that, too. Neither makes a
+//! symbol local whose version is set by `.symver` and named in its node.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -94,14 +95,15 @@ impl Exports {
 
     fn script(&self) -> String {
         let mut script = String::new();
-        for (node, parent) in &self.nodes {
+        for (index, (node, parent)) in self.nodes.iter().enumerate() {
             let symbols = self.symbols.get(node).map_or(String::new(), |symbols| {
                 symbols.iter().map(|symbol| format!(" {symbol};")).collect()
             });
             let global = if symbols.is_empty() { "" } else { " global:" };
+            let local = if index == 0 { " local: *;" } else { "" };
             let _ = writeln!(
                 script,
-                "{node} {{{global}{symbols} }} {};",
+                "{node} {{{global}{symbols}{local} }} {};",
                 parent.as_deref().unwrap_or("")
             );
         }

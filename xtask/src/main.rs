@@ -32,7 +32,7 @@ Usage: cargo xtask COMMAND [OPTIONS]
 Commands:
   ci               check everything
   clients          run RDMA programs that others wrote on the drop-in libraries
-  dist             make the SBOM of a release
+  dist             make the packages of a release
   fuzz             run the fuzz targets of tests/fuzz for a time, or show their coverage
   goals            judge the project's goals by `doorbell limits`
   install-classic  link ib_write_bw and its like to the doorbell command

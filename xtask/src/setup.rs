@@ -250,6 +250,11 @@ pub(crate) const RDMA_CORE: [Need; 10] = [
     },
 ];
 
+pub(crate) const DEBOOTSTRAP: Need = Need {
+    package: "debootstrap",
+    found: || Path::new("/usr/sbin/debootstrap").exists(),
+};
+
 /// Installs what is missing when running as root; returns what is still missing.
 pub(crate) fn provide(needs: &[Need]) -> Result<Vec<&'static str>> {
     let missing = |needs: &[Need]| -> Vec<&'static str> {

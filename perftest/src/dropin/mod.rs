@@ -2,13 +2,14 @@
 //!
 //! The loader finds links to the drop-in library by `LD_LIBRARY_PATH`
 //! (docs/decisions/031-doorbell-run.md). `options` has the devices, `library` finds the drop-in
-//! libraries, `folder` makes the links, `owner` records the owners, `sysfs` has the files that the
-//! preloaded library presents and `pci` the place of the devices in them, `program` checks the
-//! program, `brought` finds libraries that would bypass the drop-in, in the packages of the
-//! interpreter that `python` finds, and `child` runs it.
+//! libraries, `embedded` unpacks those that are in the program, `folder` makes the links, `owner`
+//! records the owners, `sysfs` has the files that the preloaded library presents and `pci` the
+//! place of the devices in them, `program` checks the program, `brought` finds libraries that would
+//! bypass the drop-in, in the packages of the interpreter that `python` finds, and `child` runs it.
 
 mod brought;
 mod child;
+mod embedded;
 mod folder;
 mod library;
 mod options;
@@ -29,6 +30,8 @@ use doorbell_softroce_ibverbs::DeviceConfig;
 use crate::cli::{DropinArgs, EnvArgs, RunArgs};
 use crate::failure::{Failure, one_line};
 use crate::report;
+pub use embedded::EmbeddedLibrary;
+pub(crate) use embedded::set as embed;
 pub(crate) use pci::PciAddress;
 use pci::Place;
 use sysfs::ShownDevice;

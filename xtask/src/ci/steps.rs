@@ -5,7 +5,7 @@ use super::{
     cargo_test::{side_by_side, tests},
     guest, lacking, licences, rows, safe,
 };
-use crate::{clients, fuzz, instructions, kernels, sanitize, setup, soak, target_folder, tidy, workspace};
+use crate::{clients, dist, fuzz, instructions, kernels, sanitize, setup, soak, target_folder, tidy, workspace};
 use anyhow::{Context, Result, bail};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use std::{
 
 /// In order: the guest first, which keeps one processor busy while the background uses the others.
 /// In the background: what needs no build first.
-pub(crate) const ALL: [Step; 23] = [
+pub(crate) const ALL: [Step; 24] = [
     Step::new(
         "setup",
         Place::First,
@@ -140,6 +140,12 @@ pub(crate) const ALL: [Step; 23] = [
         soak::check,
         "such processes killed, stopped and replaced, with link faults, for ten minutes",
     ),
+    Step::full(
+        "dist",
+        Place::InOrder,
+        dist::check,
+        "the packages: the same bytes twice; Debian 12 and 13, three Pythons, cargo install",
+    ),
 ];
 
 /// Installs for all steps at once: two that install at the same time would wait for each other.
@@ -160,6 +166,9 @@ fn set_up(_: Scope) -> Result<Verdict> {
     }
 }
 
+/// Not a member of the workspace either; the step `dist` builds it.
+const CLI: &str = "bindings/cli/Cargo.toml";
+
 /// The workspace, and the packages of tests/peers that are not its members.
 fn format(_: Scope) -> Result<Verdict> {
     cargo(&["fmt", "--all", "--check"])?;
@@ -167,6 +176,7 @@ fn format(_: Scope) -> Result<Verdict> {
         let manifest = format!("tests/peers/{peer}/Cargo.toml");
         cargo(&["fmt", "--all", "--manifest-path", &manifest, "--check"])?;
     }
+    cargo(&["fmt", "--manifest-path", CLI, "--check"])?;
     Ok(Verdict::Passed)
 }
 
@@ -187,6 +197,8 @@ fn doc(_: Scope) -> Result<Verdict> {
 fn build(scope: Scope) -> Result<Verdict> {
     let targets = ["build", "--lib", "--bins", "--tests", "--examples"];
     succeed(&mut tested(&targets))?;
+    // Its own lock file has what it needs.
+    cargo(&["tree", "--manifest-path", CLI, "--locked", "--depth", "0"])?;
     if scope == Scope::Full {
         release()?;
     }

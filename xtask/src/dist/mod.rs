@@ -1,13 +1,24 @@
-//! `cargo xtask dist`: what a release has beside the programs and libraries.
+//! `cargo xtask dist`: the packages of a release.
 
+mod archive;
+mod build;
+mod check;
+mod content;
+mod deb;
+mod notices;
 mod sbom;
+mod symbols;
+mod wheel;
+
+pub(crate) use check::check;
 
 use crate::target_folder;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use sha2::{Digest, Sha256};
 use std::{fs, path::PathBuf};
 
 const HELP: &str = "\
-Make what accompanies a release: the SBOM, in CycloneDX 1.5 (JSON)
+Make the packages of a release
 
 Usage: cargo xtask dist [OPTIONS]
 
@@ -15,11 +26,24 @@ Options:
       --out FOLDER  where to [default: the folder dist of the target folder]
   -h, --help        show this
 
-Files: doorbell-VERSION.cdx.json, the packages that the programs and libraries are built from, with
-versions, licences, SHA-256 and dependencies. The same sources give the same bytes.
+Files, of which the same sources give the same bytes, wherever they are built:
+  doorbell-VERSION-TARGET.tar.gz   the command, the drop-in libraries, completions, manual pages, licences
+  doorbell_VERSION_ARCH.deb        the same for Debian and Ubuntu
+  doorbell_rdma-VERSION-….whl      the same for Python, with a plugin for pytest
+  doorbell-VERSION.cdx.json        SBOM in CycloneDX 1.5: what they are built from, with versions,
+                                   licences, SHA-256 and dependencies
+  SHA256SUMS                       for sha256sum --check
+
+The programs need glibc 2.28 or newer. Building them takes pip, which brings the linker, and binutils.
 
 Exit status: 0, or 2 for an error.
 ";
+
+/// The file with the digests of the others.
+const SUMS: &str = "SHA256SUMS";
+
+/// What one may wait for on a slow line.
+const TARBALL_BYTES: usize = 8_000_000;
 
 /// The command-line form. Returns the exit status.
 pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
@@ -39,10 +63,42 @@ pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
         Some(out) => out,
         None => target_folder()?.join("dist"),
     };
+    let mut packages = packages()?;
+    packages.push((SUMS.to_owned(), sums(&packages).into_bytes()));
     fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
-    let (version, text) = sbom::make()?;
-    let file = out.join(format!("doorbell-{version}.cdx.json"));
-    fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
-    println!("{}", file.display());
+    for (name, bytes) in packages {
+        let file = out.join(name);
+        fs::write(&file, &bytes).with_context(|| format!("cannot write {}", file.display()))?;
+        println!("{:>9} {}", bytes.len(), file.display());
+    }
     Ok(0)
+}
+
+/// By name.
+fn packages() -> Result<Vec<(String, Vec<u8>)>> {
+    let (version, bill) = sbom::make()?;
+    let built = build::build()?;
+    let files = content::all(&built)?;
+    let name = format!("doorbell-{version}-{}", built.target);
+    let tarball = archive::tar_gz(&format!("{name}/"), &files)?;
+    ensure!(
+        tarball.len() <= TARBALL_BYTES,
+        "the tarball has {} bytes, more than {TARBALL_BYTES}",
+        tarball.len()
+    );
+    Ok(vec![
+        (format!("{name}.tar.gz"), tarball),
+        deb::make(&version, &built, &files)?,
+        wheel::make(&version, &built, &files)?,
+        (format!("doorbell-{version}.cdx.json"), bill.into_bytes()),
+    ])
+}
+
+/// In the form of sha256sum(1).
+fn sums(packages: &[(String, Vec<u8>)]) -> String {
+    let line = |(name, bytes): &(String, Vec<u8>)| {
+        let digest: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{digest}  {name}\n")
+    };
+    packages.iter().map(line).collect()
 }

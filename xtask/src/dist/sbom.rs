@@ -9,18 +9,48 @@ use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    path::PathBuf,
 };
 
 /// The version of the workspace, and the text. Without a time and a serial number, so that the same
 /// sources give the same text.
 pub(super) fn make() -> Result<(String, String)> {
-    let mut cargo = command(&["metadata", "--format-version", "1", "--locked"]);
-    cargo.args(["--filter-platform", &sanitize::host()?]);
-    let metadata = serde_json::from_slice(&stdout(&mut cargo)?).context("cargo's metadata is no JSON")?;
     let lock = fs::read_to_string(workspace().join("Cargo.lock")).context("cannot read Cargo.lock")?;
-    let bill = bill(&metadata, &checksums(&lock))?;
+    let bill = bill(&Graph::of(&metadata()?)?, &checksums(&lock));
     let version = bill["metadata"]["component"]["version"].as_str().unwrap_or_default();
     Ok((version.to_owned(), format!("{bill:#}\n")))
+}
+
+/// A package of others.
+pub(super) struct Foreign {
+    /// With its version.
+    pub(super) name: String,
+    /// An SPDX expression.
+    pub(super) licence: String,
+    /// Of its sources.
+    pub(super) folder: PathBuf,
+}
+
+/// The packages of others that the programs and libraries are built from.
+pub(super) fn foreign() -> Result<Vec<Foreign>> {
+    let graph = Graph::of(&metadata()?)?;
+    let foreign = graph.dependencies.keys().map(|id| &graph.packages[id]);
+    let foreign = foreign.filter(|package| !package["source"].is_null());
+    let mut foreign: Vec<_> = foreign
+        .map(|package| Foreign {
+            name: format!("{} {}", field(package, "name"), field(package, "version")),
+            licence: licence(package),
+            folder: PathBuf::from(field(package, "manifest_path")).with_file_name(""),
+        })
+        .collect();
+    foreign.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(foreign)
+}
+
+fn metadata() -> Result<Value> {
+    let mut cargo = command(&["metadata", "--format-version", "1", "--locked"]);
+    cargo.args(["--filter-platform", &sanitize::host()?]);
+    serde_json::from_slice(&stdout(&mut cargo)?).context("cargo's metadata is no JSON")
 }
 
 /// By name and version, of packages from the registry.
@@ -39,33 +69,57 @@ fn checksums(lock: &str) -> BTreeMap<(String, String), String> {
 }
 
 /// What the default members of the workspace are built from, as they are what gets installed.
-fn bill(metadata: &Value, checksums: &BTreeMap<(String, String), String>) -> Result<Value> {
-    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    let id = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let by_id = |values: &Value| -> BTreeMap<String, Value> {
-        list(values)
-            .into_iter()
-            .map(|value| (id(&value["id"]), value))
-            .collect()
-    };
-    let (packages, nodes) = (by_id(&metadata["packages"]), by_id(&metadata["resolve"]["nodes"]));
-    let roots: Vec<_> = list(&metadata["workspace_default_members"]).iter().map(id).collect();
-    let mut dependencies = BTreeMap::new();
-    let mut to_visit = roots.clone();
-    while let Some(package) = to_visit.pop() {
-        if dependencies.contains_key(&package) {
-            continue;
+struct Graph {
+    packages: BTreeMap<String, Value>,
+    /// The default members.
+    roots: Vec<String>,
+    /// By package, those that it is built from.
+    dependencies: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl Graph {
+    fn of(metadata: &Value) -> Result<Self> {
+        let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+        let id = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let by_id = |values: &Value| -> BTreeMap<String, Value> {
+            list(values)
+                .into_iter()
+                .map(|value| (id(&value["id"]), value))
+                .collect()
+        };
+        let (packages, nodes) = (by_id(&metadata["packages"]), by_id(&metadata["resolve"]["nodes"]));
+        let roots: Vec<_> = list(&metadata["workspace_default_members"]).iter().map(id).collect();
+        let mut dependencies = BTreeMap::new();
+        let mut to_visit = roots.clone();
+        while let Some(package) = to_visit.pop() {
+            if dependencies.contains_key(&package) {
+                continue;
+            }
+            let node = nodes.get(&package).with_context(|| format!("no package {package}"))?;
+            let of_a_build =
+                |dependency: &Value| list(&dependency["dep_kinds"]).iter().any(|kind| kind["kind"] != "dev");
+            let needed: BTreeSet<_> = list(&node["deps"])
+                .iter()
+                .filter(|dependency| of_a_build(dependency))
+                .map(|dependency| id(&dependency["pkg"]))
+                .collect();
+            to_visit.extend(needed.iter().cloned());
+            dependencies.insert(package, needed);
         }
-        let node = nodes.get(&package).with_context(|| format!("no package {package}"))?;
-        let of_a_build = |dependency: &Value| list(&dependency["dep_kinds"]).iter().any(|kind| kind["kind"] != "dev");
-        let needed: BTreeSet<_> = list(&node["deps"])
-            .iter()
-            .filter(|dependency| of_a_build(dependency))
-            .map(|dependency| id(&dependency["pkg"]))
-            .collect();
-        to_visit.extend(needed.iter().cloned());
-        dependencies.insert(package, needed);
+        Ok(Graph {
+            packages,
+            roots,
+            dependencies,
+        })
     }
+}
+
+fn bill(graph: &Graph, checksums: &BTreeMap<(String, String), String>) -> Value {
+    let Graph {
+        packages,
+        roots,
+        dependencies,
+    } = graph;
     let reference = |id: &String| purl(&packages[id]);
     let components: BTreeMap<_, _> = dependencies
         .keys()
@@ -80,7 +134,7 @@ fn bill(metadata: &Value, checksums: &BTreeMap<(String, String), String>) -> Res
         .map_or(Value::Null, |first| first["version"].clone());
     let whole = format!("pkg:generic/doorbell@{}", version.as_str().unwrap_or_default());
     edges.insert(whole.clone(), roots.iter().map(reference).collect());
-    Ok(json!({
+    json!({
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
         "version": 1,
@@ -89,17 +143,28 @@ fn bill(metadata: &Value, checksums: &BTreeMap<(String, String), String>) -> Res
         }},
         "components": components.into_values().collect::<Vec<_>>(),
         "dependencies": edges.into_iter().map(|(of, on)| json!({ "ref": of, "dependsOn": on })).collect::<Vec<_>>(),
-    }))
+    })
 }
 
 /// A package URL: <https://github.com/package-url/purl-spec>.
 fn purl(package: &Value) -> String {
-    let field = |name: &str| package[name].as_str().unwrap_or_default().to_owned();
-    format!("pkg:cargo/{}@{}", field("name"), field("version").replace('+', "%2B"))
+    format!(
+        "pkg:cargo/{}@{}",
+        field(package, "name"),
+        field(package, "version").replace('+', "%2B")
+    )
+}
+
+fn field(package: &Value, name: &str) -> String {
+    package[name].as_str().unwrap_or_default().to_owned()
+}
+
+/// Older manifests separate the alternatives by a slash, which is no SPDX expression.
+fn licence(package: &Value) -> String {
+    field(package, "license").replace(" / ", " OR ").replace('/', " OR ")
 }
 
 fn component(package: &Value, checksums: &BTreeMap<(String, String), String>) -> Value {
-    let field = |name: &str| package[name].as_str().unwrap_or_default().to_owned();
     let mut component = json!({
         "type": "library",
         "bom-ref": purl(package),
@@ -107,12 +172,11 @@ fn component(package: &Value, checksums: &BTreeMap<(String, String), String>) ->
         "version": package["version"],
         "purl": purl(package),
     });
-    // Older manifests separate the alternatives by a slash, which is no SPDX expression.
-    let licence = field("license").replace(" / ", " OR ").replace('/', " OR ");
+    let licence = licence(package);
     if !licence.is_empty() {
         component["licenses"] = json!([{ "expression": licence }]);
     }
-    if let Some(checksum) = checksums.get(&(field("name"), field("version"))) {
+    if let Some(checksum) = checksums.get(&(field(package, "name"), field(package, "version"))) {
         component["hashes"] = json!([{ "alg": "SHA-256", "content": checksum }]);
     }
     component
@@ -140,7 +204,7 @@ mod tests {
             ]},
         });
         let lock = "[[package]]\nname = \"library\"\nversion = \"1.0.0+x\"\nchecksum = \"ab12\"\n";
-        let bill = bill(&metadata, &checksums(lock)).unwrap();
+        let bill = bill(&Graph::of(&metadata).unwrap(), &checksums(lock));
         let components = bill["components"].as_array().unwrap();
         let names: Vec<_> = components.iter().map(|component| component["name"].clone()).collect();
         assert_eq!(names, ["builder", "library", "tool"]);

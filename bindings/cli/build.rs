@@ -1,0 +1,72 @@
+//! Builds the drop-in libraries, and writes the list of them that `main.rs` includes.
+//!
+//! A cdylib cannot be a dependency, so another cargo builds them: in a target folder of its own, as
+//! the outer cargo holds the lock of its folder.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+use miniz_oxide::deflate::compress_to_vec;
+use sha2::{Digest, Sha256};
+
+const LIBRARIES: [(&str, &str); 2] = [
+    ("doorbell-dropin", "libdoorbell_dropin.so"),
+    ("doorbell-sysfs", "libdoorbell_sysfs.so"),
+];
+/// Smaller by a tenth than at 6, for a second or two.
+const LEVEL: u8 = 9;
+
+fn main() {
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for sources in [
+        "softroce",
+        "gpudirect/cuda",
+        "verbs/sys",
+        "verbs/threads",
+        "verbs/trust",
+        "Cargo.lock",
+    ] {
+        println!("cargo::rerun-if-changed={}", workspace.join(sources).display());
+    }
+    let folder = build(&workspace, &out.join("libraries"));
+    let mut list = "[\n".to_owned();
+    for (_, name) in LIBRARIES {
+        let bytes = fs::read(folder.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let deflated = out.join(format!("{name}.deflated"));
+        fs::write(&deflated, compress_to_vec(&bytes, LEVEL)).expect("OUT_DIR is writable");
+        let digest: [u8; 32] = Sha256::digest(&bytes).into();
+        let _ = writeln!(
+            list,
+            "EmbeddedLibrary {{ name: {name:?}, deflated: include_bytes!({deflated:?}), bytes: {}, sha256: {digest:?} }},",
+            bytes.len()
+        );
+    }
+    fs::write(out.join("libraries.rs"), list + "]\n").expect("OUT_DIR is writable");
+}
+
+/// Returns the folder with the libraries.
+fn build(workspace: &Path, target: &Path) -> PathBuf {
+    let triple = env::var("TARGET").expect("cargo sets TARGET");
+    let mut cargo = Command::new(env::var_os("CARGO").expect("cargo sets CARGO"));
+    cargo
+        .args(["build", "--release", "--locked", "--target", &triple])
+        .args(LIBRARIES.iter().flat_map(|(package, _)| ["--package", package]))
+        .arg("--target-dir")
+        .arg(target)
+        .current_dir(workspace);
+    // What the outer cargo says of this package is not for those.
+    for (name, _) in env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_FEATURE_") || text.starts_with("CARGO_CFG_") || text.starts_with("CARGO_PKG_") {
+            cargo.env_remove(name);
+        }
+    }
+    let status = cargo
+        .status()
+        .unwrap_or_else(|error| panic!("cannot run cargo: {error}"));
+    assert!(status.success(), "the drop-in libraries cannot be built: {status}");
+    target.join(triple).join("release")
+}
