@@ -269,7 +269,11 @@ mod tests {
     #[test]
     fn columns_line_up() {
         for (repeats, cpu) in [(false, false), (true, false), (false, true), (true, true)] {
-            let extra = OptionalColumns { repeats, cpu };
+            let extra = OptionalColumns {
+                repeats,
+                cpu,
+                ..OptionalColumns::default()
+            };
             for (kind, line) in [
                 (Kind::Bw, bandwidth(&rows::bandwidth(), extra)),
                 (Kind::Lat, latency(&rows::latency(), extra)),
