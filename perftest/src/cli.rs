@@ -137,27 +137,16 @@ pub(crate) struct EnvArgs {
     pub(crate) device: DropinArgs,
 }
 
-/// The userspace device of unmodified programs.
+/// The userspace devices of unmodified programs.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Userspace device")]
 pub(crate) struct DropinArgs {
-    /// Address it binds to; each one after a comma is another device [default: 127.0.0.1]
-    #[arg(long, value_name = "IP[,IP]", value_delimiter = ',', num_args = 1)]
-    pub(crate) address: Vec<IpAddr>,
+    #[command(flatten)]
+    pub(crate) soft: SoftArgs,
     /// Number of devices, soft0, soft1, …, at this address and the loopback addresses that follow
     /// it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=32))]
     pub(crate) rails: Option<u8>,
-    /// UDP port; both ends need the same
-    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
-    pub(crate) port: Option<u16>,
-    /// Link between processes of one host: udp or local only [default: local where possible]
-    #[arg(long, value_name = "LINK")]
-    pub(crate) link: Option<String>,
-    /// Faults of the packets sent, as drop=0.01,delay=1ms; for one device, as
-    /// 'seed=7;soft1:drop=0.01'
-    #[arg(long, value_name = "FAULTS")]
-    pub(crate) faults: Option<String>,
     /// Port of this device down from TIME on, for DURATION or for ever: soft1@3s+500ms
     #[arg(long, value_name = "DEV@TIME[+DURATION]")]
     pub(crate) down: Vec<String>,
@@ -251,6 +240,9 @@ pub(crate) struct LimitsArgs {
     /// One round, and a short measurement of an idle device
     #[arg(short, long)]
     pub(crate) quick: bool,
+    /// Explain each caveat of the figures, with advice, instead of naming all in one line
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
     /// Measure only these, by the names in the first column, and the limits they are compared with
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) only: Vec<String>,
@@ -297,19 +289,19 @@ pub(crate) struct BwArgs {
     #[command(flatten)]
     pub(crate) test: TestArgs,
     /// Queue pairs, served round-robin
-    #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(short, long, value_name = "N", default_value_t = 1, help_heading = "Test", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) qps: u32,
     /// Post list: requests posted with one doorbell
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16384))]
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Test", value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub(crate) post_list: u32,
     /// CQ moderation: one signaled request in N [default: 100, or what --tx-depth allows]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16384))]
+    #[arg(long, value_name = "N", help_heading = "Test", value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub(crate) cq_mod: Option<u32>,
     /// tx depth: requests in flight per queue pair [default: 128]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16384))]
+    #[arg(long, value_name = "N", help_heading = "Test", value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub(crate) tx_depth: Option<u32>,
     /// rx depth: receives posted per queue pair, for send [default: 512]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=16384))]
+    #[arg(long, value_name = "N", help_heading = "Test", value_parser = clap::value_parser!(u32).range(2..=16384))]
     pub(crate) rx_depth: Option<u32>,
     /// Fail where the average of a size is below this, as 10Gb (bits), 1.2GB or 1GiB (bytes)
     #[arg(long, value_name = "PER_SECOND", value_parser = parse_bandwidth, conflicts_with = "server", help_heading = "Thresholds")]
@@ -417,6 +409,9 @@ pub(crate) struct TestArgs {
         help_heading = "Test"
     )]
     pub(crate) gpu: Vec<MemoryPlace>,
+    /// Sleep until a completion event instead of polling, at both ends
+    #[arg(long, help_heading = "Test")]
+    pub(crate) events: bool,
     /// The atomic operation
     #[arg(long, value_enum, value_name = "OP", help_heading = "Test")]
     pub(crate) atomic_op: Option<AtomicOperation>,
@@ -430,12 +425,18 @@ pub(crate) struct TestArgs {
     /// Also write the results as Prometheus metrics, atomically; - for stdout instead of the table
     #[arg(long, value_name = "FILE", conflicts_with = "server", help_heading = "Output")]
     pub(crate) prometheus: Option<PathBuf>,
+    /// Show bandwidths in Gb/s (10^9 bits) instead of MiB/s
+    #[arg(long, help_heading = "Output")]
+    pub(crate) gbits: bool,
     /// Show the CPU time of this end, in user mode and in the kernel
     #[arg(long, help_heading = "Output")]
     pub(crate) cpu_util: bool,
     /// No progress bar
     #[arg(long, help_heading = "Output")]
     pub(crate) no_progress: bool,
+    /// Explain each caveat of the figures, with advice, instead of naming all in one line
+    #[arg(short, long, help_heading = "Output")]
+    pub(crate) verbose: bool,
 
     /// Address the server listens on; 0.0.0.0 or :: accepts other machines
     #[arg(
@@ -483,6 +484,9 @@ pub(crate) struct ConnectionArgs {
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the port's]
     #[arg(long, value_name = "BYTES", value_parser = parse_mtu)]
     pub(crate) mtu: Option<u32>,
+    /// DSCP of an adapter's packets, of both ends: the upper six bits of their traffic class
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..64))]
+    pub(crate) dscp: u8,
     /// Index in the port's GID table [default: the first RoCEv2 entry]
     #[arg(long, value_name = "INDEX", value_parser = clap::value_parser!(u8))]
     pub(crate) gid_index: Option<u8>,
@@ -498,13 +502,20 @@ pub(crate) struct ConnectionArgs {
 #[derive(Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Userspace device")]
 pub(crate) struct SoftArgs {
-    /// Address it binds to; with both ends here a second one, after a comma, is the server's
-    /// [default: 127.0.0.1]
+    /// Address it binds to; each one after a comma is another device's, or with both ends here the
+    /// server's [default: 127.0.0.1]
     #[arg(long, value_name = "IP[,IP]", value_delimiter = ',', num_args = 1)]
-    pub(crate) soft_address: Vec<IpAddr>,
+    pub(crate) address: Vec<IpAddr>,
     /// UDP port; both ends need the same
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
-    pub(crate) soft_port: Option<u16>,
+    pub(crate) udp_port: Option<u16>,
+    /// Link between processes of one host: udp or local only [default: local where possible]
+    #[arg(long, value_name = "LINK")]
+    pub(crate) link: Option<String>,
+    /// Faults of the packets sent, as drop=0.01,delay=1ms; for one device, as
+    /// 'seed=7;soft1:drop=0.01'
+    #[arg(long, value_name = "FAULTS", conflicts_with_all = ["drop", "duplicate", "reorder", "corrupt", "delay"])]
+    pub(crate) faults: Option<String>,
     /// Fraction of the packets sent that are dropped
     #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
     pub(crate) drop: Option<f64>,
@@ -558,7 +569,8 @@ mod tests {
             "doorbell bw write --drop 1.5",
             "doorbell bw write --delay 5",
             "doorbell bw write --timeout 32",
-            "doorbell bw write --retry 8",
+            "doorbell bw write --dscp 64",
+            "doorbell bw write --faults drop=0.1 --drop 0.1",
             "doorbell bw write --rate fast",
             "doorbell bw write --min-bw 10G",
             "doorbell bw write --max-p99 5us",
@@ -573,7 +585,7 @@ mod tests {
             "doorbell lat write -q 2",
             "doorbell run",
             "doorbell run --address localhost -- true",
-            "doorbell run --port 0 -- true",
+            "doorbell run --udp-port 0 -- true",
             "doorbell env true",
             "doorbell tpoo",
         ] {

@@ -16,7 +16,7 @@ use crate::orchestrate::{self, Announcement, Server};
 use crate::plan::{Kind, MEMORY_BUDGET, Plan, Verb};
 use crate::progress::Progress;
 use crate::report::{
-    self, LinkKind, Metrics, OptionalColumns, Report, ReportedWarning, Row, Settings, Table, Thresholds, Warning,
+    self, Caveats, LinkKind, Metrics, OptionalColumns, Report, Row, Settings, Table, Thresholds, Warning,
 };
 use crate::run::raw;
 use crate::run::session::{self, Event, SessionContext};
@@ -102,8 +102,10 @@ fn child_arguments(kind: Kind, args: &TestArgs, device: &Device, address: Option
         }
     };
     let SoftArgs {
-        soft_address: _,
-        soft_port,
+        address: _,
+        udp_port,
+        link,
+        faults,
         drop,
         duplicate,
         reorder,
@@ -115,12 +117,14 @@ fn child_arguments(kind: Kind, args: &TestArgs, device: &Device, address: Option
     flag("device", Some(device.context.name().to_owned()));
     flag("gid-index", args.connection.gid_index.map(|index| index.to_string()));
     flag(
-        "soft-address",
+        "address",
         address
             .filter(|_| device.link == LinkKind::SoftUdp)
             .map(|address| address.to_string()),
     );
-    flag("soft-port", soft_port.map(|port| port.to_string()));
+    flag("udp-port", udp_port.map(|port| port.to_string()));
+    flag("link", link.clone());
+    flag("faults", faults.clone());
     for (name, fraction) in [
         ("drop", drop),
         ("duplicate", duplicate),
@@ -155,6 +159,7 @@ fn client(
         report.gpu = Some(GpuEnd::of(gpu));
     }
     let sources = Sources::of_this_machine();
+    let mut caveats = Caveats::new(args.verbose);
     let mut monitor = None;
     let progress = Progress::begin(plan.sizes.len(), "sizes", args.no_progress);
     let mut table = Ok(None);
@@ -171,13 +176,13 @@ fn client(
             report.line_rate_bytes_per_s = line_rate(device, report.link);
             report.peer_gpu = accepted.gpu;
             let before = warnings(&sources, plan, args, device, &report, peer);
-            report.warnings = before.iter().map(ReportedWarning::from).collect();
             progress.suspend(|| {
-                before.iter().for_each(Warning::print);
+                caveats.add(before);
                 if !args.json && !metrics_on_stdout(args) {
                     let extra = OptionalColumns {
                         repeats: plan.repeat > 1,
                         cpu: args.cpu_util,
+                        gbits: args.gbits,
                     };
                     table = Table::begin(plan.kind, extra, &about(plan, device, &report, control)).map(Some);
                 }
@@ -189,7 +194,7 @@ fn client(
             if let (Row::Bandwidth(row), Some(gpu), Some(peer)) = (&mut row, &device.gpu, &report.peer_gpu) {
                 row.raw_copy_bytes_per_s = raw::peer_copy(gpu, peer, row.bytes);
             }
-            progress.done_one();
+            progress.done_one(Some(row.figure()));
             if let (Ok(Some(table)), Ok(())) = (&table, &printed) {
                 printed = progress.suspend(|| table.row(&row));
             }
@@ -198,16 +203,14 @@ fn client(
         Event::ClockDrift(drift) => drifted = Some(drift),
     });
     drop(progress);
-    let mut found = Vec::new();
     if let Some(drift) = drifted {
         report.clock = Some(clock.report());
-        found.push(Warning::clock_drift(drift));
+        caveats.add([Warning::clock_drift(drift)]);
     }
     if let (Some(monitor), false) = (&monitor, report.results.is_empty()) {
-        found.extend(diagnose::after(monitor, &Measured::of(&report.results)));
+        caveats.add(diagnose::after(monitor, &Measured::of(&report.results)));
     }
-    found.iter().for_each(Warning::print);
-    report.warnings.extend(found.iter().map(ReportedWarning::from));
+    report.warnings = caveats.finish();
     if args.json && (outcome.is_ok() || !report.results.is_empty()) {
         report::print_json(&report)?;
     }
@@ -317,7 +320,7 @@ pub(crate) fn warnings(
         gid_index: args.connection.gid_index.map(u32::from),
         mtu_bytes: plan.mtu,
         registers_bytes: plan.registers_bytes(),
-        spinning: per_end * ends,
+        spinning: if plan.events { 0 } else { per_end * ends },
         ..Subject::of(device.context.name(), report.link, Port::of_context(&device.context))
     };
     let mut warnings = diagnose::before(sources, &subject);
@@ -360,8 +363,9 @@ fn server(kind: Kind, args: &TestArgs) -> Result<(), Failure> {
         registers_bytes: MEMORY_BUDGET,
         ..Subject::of(device.context.name(), device.link, Port::of_context(&device.context))
     };
-    let standing = diagnose::standing(&Sources::of_this_machine(), &subject);
-    standing.iter().for_each(Warning::print);
+    let mut caveats = Caveats::new(args.verbose);
+    caveats.add(diagnose::standing(&Sources::of_this_machine(), &subject));
+    caveats.finish();
     let expected = expected(kind, args, &device, None);
     serve(&mut listener, &device, args, &expected, None, &interrupt)
 }

@@ -10,6 +10,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use crate::failure::{Failure, one_line};
+use crate::report::ReportedWarning;
 
 const MAX_FILE_BYTES: u64 = 64 << 20;
 const MAX_ROWS: usize = 200_000;
@@ -90,7 +91,7 @@ pub(crate) struct Document {
     pub(crate) peer: Option<String>,
     pub(crate) line_rate: Option<Metric>,
     pub(crate) limits: Vec<Limit>,
-    pub(crate) warnings: Vec<String>,
+    pub(crate) warnings: Vec<ReportedWarning>,
     pub(crate) settings: Vec<(String, String)>,
     /// The points that could not be measured, with the reason, as text.
     pub(crate) skipped: Vec<String>,
@@ -157,7 +158,7 @@ impl Document {
             peer: top.contains_key("peer").then(|| text(&top, "peer")).transpose()?,
             line_rate: top.get("line_rate_bytes_per_s").map(metric).transpose()?,
             limits: list(&top, "limits", limit)?.into_iter().flatten().collect(),
-            warnings: list(&top, "warnings", |warning| text(object(warning)?, "message"))?,
+            warnings: list(&top, "warnings", warning)?,
             settings: match top.get("settings").or(top.get("sweep")) {
                 None => Vec::new(),
                 Some(settings) => object(settings)?
@@ -309,6 +310,14 @@ fn list<T>(from: &Map<String, Value>, key: &str, read: impl Fn(&Value) -> Result
             .collect::<Result<_, _>>()
             .map_err(|reason| format!("\"{key}\": {reason}")),
     }
+}
+
+fn warning(value: &Value) -> Result<ReportedWarning, String> {
+    let fields = object(value)?;
+    Ok(ReportedWarning {
+        code: text(fields, "code")?,
+        message: text(fields, "message")?,
+    })
 }
 
 /// JSON has no NaN, and the parser refuses numbers that do not fit in a double.

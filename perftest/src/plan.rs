@@ -111,9 +111,15 @@ pub(crate) struct Plan {
     #[serde(default)]
     pub(crate) gpu: bool,
     pub(crate) verify: bool,
+    /// Whether the ends sleep until a completion event instead of polling.
+    #[serde(default)]
+    pub(crate) events: bool,
     pub(crate) seed: u64,
     pub(crate) timeout: u8,
     pub(crate) retry: u8,
+    /// DSCP of the packets.
+    #[serde(default)]
+    pub(crate) dscp: u8,
     /// Rate limit of an open loop, in messages per second over all queue pairs; `None` without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rate_per_s: Option<f64>,
@@ -239,9 +245,11 @@ impl Plan {
             private_memory: args.private_memory,
             gpu: !args.gpu.is_empty(),
             verify: args.verify,
+            events: args.events,
             seed: args.seed,
             timeout: args.connection.timeout,
             retry: args.connection.retry,
+            dscp: args.connection.dscp,
             rate_per_s: args.rate,
             repeat: args.repeat,
         })
@@ -302,6 +310,7 @@ impl Plan {
         in_range("the inline size", self.inline.into(), 0, MAX_INLINE.into())?;
         in_range("the timeout code", self.timeout.into(), 0, 31)?;
         in_range("the retry count", self.retry.into(), 0, 7)?;
+        in_range("the DSCP", self.dscp.into(), 0, 63)?;
         in_range("the number of repeats", self.repeat.into(), 1, 1000)?;
         if let Some(rate) = self.rate_per_s
             && !(1.0..=1e9).contains(&rate)
@@ -312,6 +321,9 @@ impl Plan {
         }
         if self.mtu.is_some_and(|mtu| ![256, 512, 1024, 2048, 4096].contains(&mtu)) {
             return Err("the path MTU must be 256, 512, 1024, 2048 or 4096".into());
+        }
+        if self.events && self.kind == Kind::Lat && self.verb == Verb::Write && !self.gpu {
+            return Err("lat write polls memory for the answer, which raises no event: use lat send".into());
         }
         if self.kind == Kind::Lat && self.qps != 1 {
             return Err("a latency test has one queue pair".into());
@@ -499,6 +511,7 @@ mod tests {
             "bw write --gpu 0,1 peer",
             "lat write --gpu 0 --inline 64",
             "bw atomic --gpu 0",
+            "lat write --events",
         ] {
             assert_eq!(plan(line).expect_err(line).status(), 2, "{line}");
         }

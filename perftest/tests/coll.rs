@@ -133,7 +133,7 @@ fn over_udp_and_while_packets_are_lost() {
 #[test]
 fn connections_are_spread_over_devices() {
     let report = json_of(coll(
-        "allgather --ranks 2 -b 50000 -e 50000 -n 2 --soft-address 127.0.0.1,127.0.0.2 --device soft0,soft1",
+        "allgather --ranks 2 -b 50000 -e 50000 -n 2 --address 127.0.0.1,127.0.0.2 --device soft0,soft1",
     ));
     right(&report, 1);
     assert_eq!(report["device"], "soft0,soft1");

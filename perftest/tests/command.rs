@@ -148,7 +148,7 @@ fn all_sizes_are_rows_of_one_table() {
         text.contains("BW average[MiB/s]") && text.contains("soft-local"),
         "{text}"
     );
-    assert!(stderr(&output).contains("not hardware"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("not-hardware"), "{}", stderr(&output));
 }
 
 #[test]
@@ -191,11 +191,11 @@ fn obstacles_are_one_line_and_exit_1() {
             "--port".to_owned(),
         ),
         (
-            format!("bw write --soft-address 127.0.0.1 --soft-port {udp_port}"),
+            format!("bw write --address 127.0.0.1 --udp-port {udp_port}"),
             udp_port.to_string(),
         ),
         (
-            "bw write --soft-address 192.0.2.1,192.0.2.2".to_owned(),
+            "bw write --address 192.0.2.1,192.0.2.2".to_owned(),
             "192.0.2.1".to_owned(),
         ),
         (

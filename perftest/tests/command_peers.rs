@@ -74,7 +74,8 @@ struct Client {
 impl Client {
     /// Returns while it measures, judged by its CPU time: until both ends are connected it sleeps.
     fn start(line: &str) -> Client {
-        let mut child = doorbell(line).spawn().expect("the binary runs");
+        // The first warning is printed once the test is accepted.
+        let mut child = doorbell(&format!("{line} -v")).spawn().expect("the binary runs");
         let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
         let mut received = String::new();
         stderr.read_line(&mut received).expect("a line");

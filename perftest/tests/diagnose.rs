@@ -193,7 +193,7 @@ fn a_test_reports_warnings_on_stderr_and_in_json() {
         "sys/devices/system/cpu/cpu4/cpufreq/scaling_governor",
         "schedutil\n",
     );
-    let output = run(Some(machine.path()), "lat write -n 50 --json");
+    let output = run(Some(machine.path()), "lat write -n 50 --json -v");
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let report: Value = serde_json::from_slice(&output.stdout).expect("one object");
     let found = codes(&report);
@@ -213,6 +213,13 @@ fn a_test_reports_warnings_on_stderr_and_in_json() {
         .map(|warning| warning["message"].as_str().unwrap())
         .collect();
     assert_eq!(reported, messages);
+    // Without -v one line names all.
+    let output = run(Some(machine.path()), "lat write -n 50 --json");
+    let line = text(&output.stderr);
+    assert!(
+        line.lines().count() == 1 && line.contains(" caveats: ") && line.contains("cpu-governor"),
+        "{line}"
+    );
     // No warning about percentiles with enough samples.
     let output = run(None, "lat write -n 10000 --json");
     let report: Value = serde_json::from_slice(&output.stdout).expect("one object");

@@ -35,7 +35,7 @@ fn every_test_runs_between_any_memories_and_verifies() {
 #[test]
 fn staged_memory_is_reported() {
     let mut command = with_gpus("bw write --gpu 0,1 -s 2M -n 20");
-    command.env("DOORBELL_GPU_PATH", "staged").arg("--json");
+    command.env("DOORBELL_GPU_PATH", "staged").args(["--json", "-v"]);
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(

@@ -44,7 +44,8 @@ fn every_result_matches_the_schema() {
             &[
                 "bw write -n 200 -q 2 --tx-depth 16 --post-list 4 --mtu 1024 --warmup 7",
                 "bw send -s 4K -n 100 --repeat 3",
-                "bw read -a -n 2",
+                "bw read -a -n 2 --events",
+                "bw send -n 500 --verify --events",
                 "bw atomic -D 0.05 --rate 10k",
             ][..],
         ),
@@ -54,6 +55,7 @@ fn every_result_matches_the_schema() {
                 "lat write -n 200",
                 "lat send -n 100 --repeat 2 --clock system",
                 "lat read -n 50 --rate 5k",
+                "lat send -n 100 --events",
                 "lat atomic -D 0.05",
             ],
         ),
@@ -155,7 +157,7 @@ fn the_requested_clock_is_used() {
 /// Runs a latency test whose peer is stopped once for `stall` during the measurement. Returns p99
 /// and the maximum, in ns.
 fn with_a_stalled_peer(line: &str, stall: Duration) -> (f64, f64) {
-    let mut client = doorbell(&format!("{line} --timeout 18 --json")).spawn().unwrap();
+    let mut client = doorbell(&format!("{line} --timeout 18 --json -v")).spawn().unwrap();
     let mut stderr = BufReader::new(client.stderr.take().unwrap());
     let mut received = String::new();
     // Warnings are printed when the peer has accepted the test. From there on the client sleeps

@@ -202,7 +202,7 @@ fn one_server_serves_sweep_after_sweep() {
     let folder = folder();
     let mut server = doorbell(
         folder.path(),
-        "bw write --server --forever --port 0 --soft-address 127.0.0.1",
+        "bw write --server --forever --port 0 --address 127.0.0.1",
     )
     .spawn()
     .map(Running)

@@ -198,7 +198,7 @@ impl Rig {
             words.extend([self.doorbell.display().to_string(), "run".to_owned()]);
             words.extend(["--address".to_owned(), address.to_string()]);
             words.extend(rails.iter().map(|&option| option.to_owned()));
-            words.extend(["--port".to_owned(), self.port.to_string(), "--".to_owned()]);
+            words.extend(["--udp-port".to_owned(), self.port.to_string(), "--".to_owned()]);
         }
         words.extend(["sh".to_owned(), "-c".to_owned(), line]);
         words

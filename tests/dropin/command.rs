@@ -108,7 +108,16 @@ fn ignored_signals_stay_ignored() {
 
 #[test]
 fn flags_reach_the_command_and_its_own_are_left_alone() {
-    let words = ["run", "--port", "14791", "--address", "127.0.0.78", "env", "-u", "HOME"];
+    let words = [
+        "run",
+        "--udp-port",
+        "14791",
+        "--address",
+        "127.0.0.78",
+        "env",
+        "-u",
+        "HOME",
+    ];
     let output = doorbell(&words).output().expect("doorbell was built");
     let (stdout, stderr) = texts(&output);
     for line in ["DOORBELL_SOFT_ADDR=127.0.0.78", "DOORBELL_SOFT_PORT=14791"] {

@@ -193,7 +193,7 @@ impl DeviceDescription {
         let firmware: Vec<u8> = attr
             .fw_ver
             .iter()
-            .map(|&byte| byte.cast_unsigned())
+            .map(|&byte| u8::from_ne_bytes(byte.to_ne_bytes()))
             .take_while(|&byte| byte != 0)
             .collect();
         Self {

@@ -41,6 +41,31 @@ fn both_ends_are_connected_and_receive_each_others_data() {
 }
 
 #[test]
+fn queue_pairs_of_every_kind_are_paired_in_turn() {
+    let listener = Listener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr();
+    let pair_all = |mut exchange: Exchange, stub: &'static Stub| {
+        let context = stub.open();
+        let cq = context.completion_queue(32).unwrap();
+        let pd = context.protection_domain().unwrap();
+        let shared = pd.shared_receive_queue(4).create().unwrap();
+        let builder = || pd.queue_pair(&cq).max_send_wr(4).max_recv_wr(4);
+        let with_shared = builder().shared_receive_queue(&shared).rc().unwrap();
+        let (with_shared, _) = exchange.pair(with_shared, b"").unwrap();
+        let (unreliable, _) = exchange.pair(builder().uc().unwrap(), b"").unwrap();
+        let datagrams = builder().ud().unwrap();
+        let (peer, said) = exchange.datagrams(&datagrams.endpoint(), b"a key").unwrap();
+        exchange.finish().unwrap();
+        assert_eq!(said, b"a key");
+        let own = [with_shared.qpn(), unreliable.qpn(), datagrams.qpn()];
+        (own, [with_shared.peer().qpn, unreliable.peer().qpn, peer.qpn])
+    };
+    let passive = thread::spawn(move || pair_all(listener.accept(TIMEOUT).unwrap(), Stub::new()));
+    let (own, peers) = pair_all(Exchange::connect(address, TIMEOUT).unwrap(), Stub::new());
+    assert_eq!((peers, own), passive.join().unwrap());
+}
+
+#[test]
 fn a_queue_pair_that_fails_to_connect_is_an_error_at_both_ends() {
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr();

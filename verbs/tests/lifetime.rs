@@ -259,6 +259,9 @@ fn memory_that_peers_write_is_copied_and_loaded_not_lent() {
         inbox.load_u64(8, core::sync::atomic::Ordering::Relaxed),
         0x0102_0304_0506_0708
     );
+    let mut table = pd.register(Memory::zeroed(16), PeerRead).unwrap();
+    table.store_u32(8, 0x0102_0304, core::sync::atomic::Ordering::Release);
+    assert_eq!(table[8..12], 0x0102_0304_u32.to_ne_bytes());
     inbox.fill(9);
     inbox.read_at(39, &mut back);
     assert!(back.iter().all(|&byte| byte == 9));

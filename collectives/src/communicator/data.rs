@@ -176,7 +176,8 @@ pub trait Source: sealed::AsRegion {
 }
 
 /// Output of an operation: `&mut [T]`, `&mut [T; N]`, `&mut Vec<T>`, `&mut CommBuffer<T>`, or a
-/// `CommBuffer<T>`, which is returned.
+/// `CommBuffer<T>`, which is returned. A slice `data: &mut [T]` that is used again is given as
+/// `&mut data`, or as `&mut *data`: a generic argument is moved.
 pub trait Target: sealed::AsRegion {
     /// The element type.
     type Element: Element;
@@ -227,6 +228,7 @@ macro_rules! region_mut {
 
 region_mut! {
     [] &mut [T];
+    [] &mut &mut [T];
     [const N: usize] &mut [T; N];
     [] &mut Vec<T>;
 }

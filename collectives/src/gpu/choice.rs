@@ -15,6 +15,8 @@ const SHORT_MAX_BYTES: u64 = 512 << 10;
 /// Above this size, a short all-reduce among three or more ranks, or a broadcast, takes two steps.
 const TWO_STEP_MIN_BYTES: u64 = 64 << 10;
 const TWO_STEP_ROOTED_MIN_BYTES: u64 = 64 << 10;
+/// Above, the part of the copy engines has more than one slice, and kernels alone are faster.
+const SPLIT_MAX_BYTES: u64 = 2 << 30;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Choice {
@@ -135,11 +137,14 @@ fn split_at(count: usize, unit: u64, share: u8) -> u64 {
 }
 
 /// Copy engines move more bytes between two GPUs than kernel stores, but start later, and collide
-/// if three or more GPUs send to each other: kernels fill the gaps of the longest operations.
+/// if three or more GPUs send to each other: kernels fill the gaps of long operations.
 fn best_executor(ranks: u32, collective: Collective, whole: u64, registered: bool) -> Executor {
     let (from, executor) = match collective {
         // Unregistered outputs need another copy, which multiprocessors do concurrently.
         _ if !registered => (u64::MAX, Executor::Kernel),
+        Collective::AllReduce if (3..=MAX_SOURCES).contains(&ranks) && whole > SPLIT_MAX_BYTES => {
+            (u64::MAX, Executor::Kernel)
+        }
         Collective::AllReduce if (3..=MAX_SOURCES).contains(&ranks) && whole >= 1 << 30 => (1 << 30, Executor::Split),
         Collective::AllReduce if ranks > 2 => (512 << 20, Executor::Copies),
         Collective::AllGather | Collective::AllToAll => (256 << 20, Executor::Copies),
@@ -269,10 +274,11 @@ mod tests {
     }
 
     #[test]
-    fn longest_all_reduces_of_three_or_more_ranks_are_split_by_default() {
+    fn long_all_reduces_of_three_or_more_ranks_are_split_by_default() {
         for (ranks, mib, registered, wanted) in [
             (4, 1024, true, Executor::Split),
-            (3, 4096, true, Executor::Split),
+            (3, 2048, true, Executor::Split),
+            (3, 4096, true, Executor::Kernel),
             (4, 1023, true, Executor::Copies),
             (4, 512, true, Executor::Copies),
             (4, 511, true, Executor::Kernel),

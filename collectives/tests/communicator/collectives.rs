@@ -37,6 +37,12 @@ fn every_collective_gives_the_right_result() {
                 let mut x = given(me, n);
                 comm.all_reduce(&mut x, ReduceOp::Sum).wait().unwrap();
                 assert_eq!(x, sum);
+                // A slice is used again.
+                let (mut x, at_most) = (given(me, n), given(p - 1, n));
+                let mut slice = &mut x[..];
+                comm.all_reduce(&mut slice, ReduceOp::Max).wait().unwrap();
+                comm.all_reduce(&mut *slice, ReduceOp::Max).wait().unwrap();
+                assert_eq!(slice, at_most);
                 let mut y = vec![0; n];
                 comm.all_reduce_into(&given(me, n), &mut y, ReduceOp::Sum)
                     .wait()

@@ -315,8 +315,8 @@ impl Canvas {
         let Layout { font, left, .. } = self.layout;
         let mut marks: Vec<&Mark> = chart.marks.iter().collect();
         marks.sort_by(|a, b| b.value.total_cmp(&a.value));
-        // y coordinate of the last name on each side.
-        let mut taken = [f64::NEG_INFINITY; 2];
+        // y coordinate and width of the last name on each side.
+        let mut taken = [(f64::NEG_INFINITY, 0.0); 2];
         for mark in marks {
             let y = at_y(mark.value);
             let size = font - 1.0;
@@ -324,14 +324,17 @@ impl Canvas {
             let name = shorten(&name, (right - left - 8.0) / size);
             // Below the line where there is no space above it.
             let place = if y - size < top - 4.0 { y + size + 2.0 } else { y - 5.0 };
-            let room = |side: usize| place - taken[side] >= size + 2.0;
+            let width = width(&name) * size;
+            let apart = |side: usize| place - taken[side].0 >= size + 2.0;
+            let beside = |side: usize| width + taken[side].1 + size <= right - left;
+            let room = |side: usize| apart(side) && (apart(1 - side) || beside(1 - side));
             let side = match (room(0), room(1) && self.layout.name != Layout::NARROW.name) {
                 (true, _) => 0,
                 (false, true) => 1,
                 // The line has its name in its tooltip, and the page in its table.
                 (false, false) => continue,
             };
-            taken[side] = place;
+            taken[side] = (place, width);
             let (x, anchor) = if side == 0 {
                 (left + 4.0, "start")
             } else {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::{Algorithm, DataType, Protocol, ReduceOp};
 
@@ -36,9 +37,8 @@ Exit status: 0 done, 1 the test failed (wrong data, rank lost), 2 bad usage.";
 #[derive(Args, Debug, Clone)]
 // fields: one per command line option
 pub(crate) struct CollArgs {
-    /// allreduce, allgather, reduce-scatter, broadcast, reduce, gather, scatter, alltoall,
-    /// alltoallv, sendrecv or barrier
-    #[arg(value_parser = parse_collective)]
+    /// The operation to measure
+    #[arg(value_parser = collectives())]
     pub(crate) operation: Collective,
     /// Start this many ranks here, a process each; without it this process is a rank of a launcher
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
@@ -140,6 +140,9 @@ pub(crate) struct CollArgs {
     /// Print one JSON object on stdout
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
+    /// Explain each caveat of the figures, with advice, instead of naming all in one line
+    #[arg(short, long, help_heading = "Output")]
+    pub(crate) verbose: bool,
     /// Measure nothing: show the choice for each size with its reasons, and draw the plan of the
     /// smallest size
     #[arg(long, help_heading = "Output", conflicts_with = "simulate")]
@@ -208,17 +211,23 @@ pub(crate) struct Choice<T>(pub(crate) Option<T>);
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Choices<T>(pub(crate) Vec<T>);
 
-fn parse_collective(text: &str) -> Result<Collective, String> {
-    let known = match text {
-        "all_reduce" | "all-reduce" => "allreduce",
-        "all_gather" | "all-gather" => "allgather",
-        "reduce_scatter" | "reducescatter" => "reduce-scatter",
-        "all_to_all" | "all-to-all" => "alltoall",
-        other => other,
-    };
-    known
-        .parse()
-        .map_err(|e: doorbell_collectives::UnknownName| e.to_string())
+/// The names of collectives, those of nccl-tests' programs among them.
+fn collectives() -> impl TypedValueParser<Value = Collective> {
+    let named = |one: &Collective| PossibleValue::new(one.name()).aliases(aliases(*one));
+    PossibleValuesParser::new(Collective::ALL.iter().map(named)).try_map(|text| {
+        let is_it = |one: &&Collective| one.name() == text || aliases(**one).contains(&text.as_str());
+        Collective::ALL.iter().find(is_it).copied().ok_or("no collective")
+    })
+}
+
+fn aliases(one: Collective) -> &'static [&'static str] {
+    match one {
+        Collective::AllReduce => &["all_reduce", "all-reduce"],
+        Collective::AllGather => &["all_gather", "all-gather"],
+        Collective::ReduceScatter => &["reduce_scatter", "reducescatter"],
+        Collective::AllToAll => &["all_to_all", "all-to-all"],
+        _ => &[],
+    }
 }
 
 fn parse_choice<T: std::str::FromStr<Err = doorbell_collectives::UnknownName>>(

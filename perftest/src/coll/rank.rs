@@ -14,7 +14,7 @@ use crate::diagnose::{self, Sources};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 use crate::orchestrate;
-use crate::report::{LinkKind, Warning};
+use crate::report::{Caveats, LinkKind, ReportedWarning, Warning};
 
 /// A rank started by the process at the other end of stdin.
 pub(super) fn child(args: &CollArgs, rank: u32, ranks: u32) -> Result<(), Failure> {
@@ -92,10 +92,13 @@ fn begin(
         )));
     }
     let link = agree_on_link(&devices, &mut group)?;
-    if rank == 0 {
-        // GPU communicators report their own links.
-        warn(&devices, if args.gpu { LinkKind::Hardware } else { link }, &group);
-    }
+    // GPU communicators report their own links.
+    let of_host = if args.gpu { LinkKind::Hardware } else { link };
+    let warnings = if rank == 0 {
+        warn(&devices, of_host, &group, args.verbose)
+    } else {
+        Vec::new()
+    };
     bind();
     let contexts: Vec<_> = devices.iter().map(|device| device.context.clone()).collect();
     let comm = Communicator::new(&contexts, group, options).map_err(|e| failed(&e))?;
@@ -107,7 +110,8 @@ fn begin(
         model_check::run(args, &comm)?;
     } else {
         let names: Vec<_> = contexts.iter().map(|context| context.name()).collect();
-        let report = Report::new(args.operation.name(), names.join(","), link);
+        let mut report = Report::new(args.operation.name(), names.join(","), link);
+        report.warnings = warnings;
         if args.gpu {
             return gpu::run(args, comm, interrupt, report);
         }
@@ -162,7 +166,7 @@ fn agree_on_link(devices: &[Device], group: &mut Group) -> Result<LinkKind, Fail
     Ok(all.iter().map(|one| one.link).max().unwrap_or(mine.link))
 }
 
-fn warn(devices: &[Device], link: LinkKind, group: &Group) {
+fn warn(devices: &[Device], link: LinkKind, group: &Group, verbose: bool) -> Vec<ReportedWarning> {
     let host = group.members().first().map(|member| &member.host);
     let here = group
         .members()
@@ -175,5 +179,7 @@ fn warn(devices: &[Device], link: LinkKind, group: &Group) {
     }
     let faults = devices.iter().find_map(|device| device.faults.as_deref());
     warnings.extend(faults.map(Warning::faults));
-    warnings.iter().for_each(Warning::print);
+    let mut caveats = Caveats::new(verbose);
+    caveats.add(warnings);
+    caveats.finish()
 }

@@ -4,7 +4,7 @@ use doorbell_collectives::tune;
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::report::{LinkKind, print_json, print_line};
+use crate::report::{LinkKind, Machine, ReportedWarning, now, print_json, print_line};
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
@@ -15,6 +15,10 @@ pub(crate) struct Report {
     pub(crate) link: LinkKind,
     /// `host`; for GPUs `peer` with peer access, or `staged`.
     pub(crate) memory: &'static str,
+    time: String,
+    /// Of rank 0.
+    machine: Machine,
+    pub(crate) warnings: Vec<ReportedWarning>,
     pub(crate) results: Vec<Row>,
 }
 
@@ -74,6 +78,9 @@ impl Report {
             device,
             link,
             memory: "host",
+            time: now(),
+            machine: Machine::this(),
+            warnings: Vec::new(),
             results: Vec::new(),
         }
     }

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::document::{Document, Kind};
 use crate::failure::{Failure, one_line};
-use crate::report::print_json;
+use crate::report::{ReportedWarning, print_json};
 
 use matching::{Matched, matched};
 use welch::Interval;
@@ -118,6 +118,7 @@ struct Side {
     link: String,
     memory: String,
     version: String,
+    warnings: Vec<ReportedWarning>,
 }
 
 #[derive(Debug, Serialize)]
@@ -276,6 +277,7 @@ fn side(document: &Document) -> Side {
         link: document.link.clone(),
         memory: document.memory.clone(),
         version: document.version.clone(),
+        warnings: document.warnings.clone(),
     }
 }
 

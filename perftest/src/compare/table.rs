@@ -11,6 +11,11 @@ pub(super) fn print(comparison: &Comparison) -> Result<(), Failure> {
             "# {name}: {} | {} | device {} | link {} | memory {} | doorbell {}",
             side.file, comparison.of, side.device, side.link, side.memory, side.version
         ))?;
+        if !side.warnings.is_empty() {
+            let mut codes: Vec<_> = side.warnings.iter().map(|warning| warning.code.as_str()).collect();
+            codes.dedup();
+            print_line(&format!("#         caveats: {}", codes.join(", ")))?;
+        }
     }
     let unknown = comparison.results.iter().any(|change| change.noise == "unknown");
     if unknown {

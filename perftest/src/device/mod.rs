@@ -14,7 +14,7 @@ use crate::report::LinkKind;
 
 pub(crate) use gpu::{Gpu, GpuSelector, MemoryPlace};
 pub(crate) use link_kind::of_system_device;
-pub(crate) use soft::{Side, Soft, copy_mode_names, explain};
+pub(crate) use soft::{Side, Soft, Variable, copy_mode_names, devices_of, explain};
 
 /// The port a test uses.
 pub(crate) const PORT: u8 = 1;

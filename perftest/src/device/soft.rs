@@ -4,6 +4,7 @@
 //! both ends here the first address is the client's and the second the server's; with one address,
 //! or with none and the default one, the two processes share it as any two processes of a user may.
 
+use std::ffi::OsString;
 use std::net::IpAddr;
 
 use doorbell_softroce::links::udp::fault::FaultConfig;
@@ -29,64 +30,82 @@ pub(crate) struct Soft {
     devices: Vec<DeviceConfig>,
 }
 
+/// A variable of the environment, and its value.
+pub(crate) type Variable = (&'static str, OsString);
+
 impl SoftArgs {
     /// Whether any option for userspace devices is given.
     pub(crate) fn is_set(&self) -> bool {
-        !self.soft_address.is_empty() || self.soft_port.is_some() || self.pcap.is_some() || self.has_faults()
+        !self.variables(0).is_empty()
     }
 
-    fn has_faults(&self) -> bool {
-        [self.drop, self.duplicate, self.reorder, self.corrupt]
-            .iter()
-            .any(Option::is_some)
-            || self.delay.is_some()
+    /// The variables that the options stand for; `seed` is that of the faults given one by one.
+    pub(crate) fn variables(&self, seed: u64) -> Vec<Variable> {
+        let addresses: Vec<String> = self.address.iter().map(ToString::to_string).collect();
+        let text = |value: Option<String>| value.map(OsString::from);
+        let options = [
+            (
+                "DOORBELL_SOFT_ADDR",
+                text(Some(addresses.join(",")).filter(|all| !all.is_empty())),
+            ),
+            ("DOORBELL_SOFT_PORT", text(self.udp_port.map(|port| port.to_string()))),
+            ("DOORBELL_LINK", text(self.link.clone())),
+            (
+                "DOORBELL_FAULTS",
+                text(self.faults.clone().or_else(|| self.each_fault(seed))),
+            ),
+            ("DOORBELL_PCAP", self.pcap.clone().map(OsString::from)),
+        ];
+        let set = options.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        set.collect()
     }
+
+    /// The faults that have options of their own, as `--faults` takes them.
+    fn each_fault(&self, seed: u64) -> Option<String> {
+        let fractions = [self.drop, self.duplicate, self.reorder, self.corrupt];
+        if fractions.iter().all(Option::is_none) && self.delay.is_none() {
+            return None;
+        }
+        let [drop, duplicate, reorder, corrupt] = fractions.map(Option::unwrap_or_default);
+        let faults = FaultConfig {
+            drop,
+            duplicate,
+            reorder,
+            corrupt,
+            delay: self.delay.unwrap_or_default(),
+            seed,
+            ..FaultConfig::default()
+        };
+        Some(faults.to_string())
+    }
+}
+
+/// The devices of the variables in `set`, and of the environment's others.
+///
+/// # Errors
+/// [`Failure::Usage`] when a value is invalid.
+pub(crate) fn devices_of(set: &[Variable]) -> Result<Vec<DeviceConfig>, Failure> {
+    let value = |name: &str| {
+        let given = set.iter().find(|(given, _)| *given == name);
+        let value = given
+            .map(|(_, value)| value.clone())
+            .or_else(|| doorbell_trust::variable(name))?;
+        Some(value.to_string_lossy().into_owned())
+    };
+    DeviceConfig::from_variables(value).map_err(|e| Failure::usage(one_line(&e.to_string())))
 }
 
 impl Soft {
     /// # Errors
     /// [`Failure::Usage`] when they are invalid or contradict each other.
     pub(crate) fn configured(args: &SoftArgs, seed: u64, side: Side) -> Result<Soft, Failure> {
-        let devices = DeviceConfig::from_env().map_err(|e| Failure::usage(one_line(&e.to_string())))?;
-        Soft::over(devices, args, seed, side)
-    }
-
-    fn over(mut devices: Vec<DeviceConfig>, args: &SoftArgs, seed: u64, side: Side) -> Result<Soft, Failure> {
-        if !args.soft_address.is_empty()
-            && let Some(pattern) = devices.first().cloned()
-        {
-            let device = |(index, address): (usize, &IpAddr)| DeviceConfig {
-                name: format!("soft{index}"),
-                address: Some(*address),
-                ..pattern.clone()
-            };
-            devices = args.soft_address.iter().enumerate().map(device).collect();
-        }
+        let mut devices = devices_of(&args.variables(seed))?;
         if side == Side::First {
             devices.truncate(1);
-        } else if side == Side::Single && args.soft_address.len() > 1 {
+        } else if side == Side::Single && args.address.len() > 1 {
             return Err(Failure::usage(
-                "--soft-address takes a second address only when both ends run here",
+                "--address takes a second address only when both ends run here",
             ));
-        }
-        for device in &mut devices {
-            if let Some(port) = args.soft_port {
-                device.port = port;
-            }
-            if args.has_faults() {
-                device.faults = FaultConfig {
-                    drop: args.drop.unwrap_or(0.0),
-                    duplicate: args.duplicate.unwrap_or(0.0),
-                    reorder: args.reorder.unwrap_or(0.0),
-                    corrupt: args.corrupt.unwrap_or(0.0),
-                    delay: args.delay.unwrap_or_default(),
-                    seed,
-                    ..FaultConfig::default()
-                };
-            }
-            if let Some(file) = &args.pcap {
-                device.pcap = Some(file.clone());
-            }
         }
         Ok(Soft { devices })
     }
@@ -96,14 +115,8 @@ impl Soft {
     /// # Errors
     /// [`Failure::Usage`] when the environment is invalid.
     pub(crate) fn second_address(args: &SoftArgs) -> Result<Option<IpAddr>, Failure> {
-        let devices = DeviceConfig::from_env().map_err(|e| Failure::usage(one_line(&e.to_string())))?;
-        let from_env: Vec<_> = devices.iter().filter_map(|device| device.address).collect();
-        let addresses = if args.soft_address.is_empty() {
-            &from_env
-        } else {
-            &args.soft_address
-        };
-        Ok(addresses.get(1).or(addresses.first()).copied())
+        let devices = devices_of(&args.variables(0))?;
+        Ok(devices.get(1).or(devices.first()).and_then(|device| device.address))
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -165,13 +178,13 @@ mod tests {
     }
 
     fn soft(line: &str, side: Side) -> Result<Soft, Failure> {
-        Soft::over(vec![DeviceConfig::new("soft0")], &arguments(line), 9, side)
+        Soft::configured(&arguments(line), 9, side)
     }
 
     #[test]
     fn flags_override_what_there_is() {
         let soft = soft(
-            "--soft-address 127.0.0.7 --soft-port 14791 --drop 0.05 --delay 1ms --pcap x.pcap",
+            "--address 127.0.0.7 --udp-port 14791 --drop 0.05 --delay 1ms --pcap x.pcap",
             Side::Single,
         )
         .unwrap();
@@ -195,10 +208,10 @@ mod tests {
 
     #[test]
     fn a_second_address_is_for_a_second_process() {
-        assert_eq!(soft("--soft-address ::1,::2", Side::First).unwrap().devices.len(), 1);
-        assert_eq!(soft("--soft-address ::1,::2", Side::Single).unwrap_err().status(), 2);
+        assert_eq!(soft("--address ::1,::2", Side::First).unwrap().devices.len(), 1);
+        assert_eq!(soft("--address ::1,::2", Side::Single).unwrap_err().status(), 2);
         for (addresses, second) in [("::1,::2", "::2"), ("::1", "::1")] {
-            let args = arguments(&format!("--soft-address {addresses}"));
+            let args = arguments(&format!("--address {addresses}"));
             assert_eq!(Soft::second_address(&args).unwrap(), Some(second.parse().unwrap()));
         }
     }

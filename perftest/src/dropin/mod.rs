@@ -28,6 +28,7 @@ use doorbell_softroce::clock::ticks;
 use doorbell_softroce_ibverbs::DeviceConfig;
 
 use crate::cli::{DropinArgs, EnvArgs, RunArgs};
+use crate::device::Variable;
 use crate::failure::{Failure, one_line};
 use crate::report;
 pub use embedded::EmbeddedLibrary;
@@ -38,8 +39,6 @@ use sysfs::ShownDevice;
 
 /// The exit status of env(1) for its own failures.
 const OWN_FAILURE: u8 = 125;
-
-type Variable = (&'static str, OsString);
 
 /// # Errors
 /// [`Failure::Usage`] when the device options are invalid; [`Failure::NotRun`] when the command was

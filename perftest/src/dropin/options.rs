@@ -1,13 +1,13 @@
 //! The devices of `doorbell run` and `doorbell env`: options become variables for the command.
 
-use std::env;
+use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
 
 use doorbell_softroce::links::udp::fault::FaultConfig;
 use doorbell_softroce_ibverbs::DeviceConfig;
 
-use super::Variable;
-use crate::cli::DropinArgs;
+use crate::cli::{DropinArgs, SoftArgs};
+use crate::device::{Variable, devices_of};
 use crate::failure::{Failure, one_line};
 
 /// The variables for the options, and the devices that result together with the environment.
@@ -15,43 +15,30 @@ use crate::failure::{Failure, one_line};
 /// # Errors
 /// [`Failure::Usage`] when they are invalid.
 pub(super) fn devices(args: &DropinArgs) -> Result<(Vec<Variable>, Vec<DeviceConfig>), Failure> {
-    let mut variables: Vec<Variable> = Vec::new();
-    let addresses = addresses(args)?;
-    if !addresses.is_empty() {
-        let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-        variables.push(("DOORBELL_SOFT_ADDR", addresses.join(",").into()));
-    }
-    if let Some(port) = args.port {
-        variables.push(("DOORBELL_SOFT_PORT", port.to_string().into()));
-    }
-    for (name, value) in [("DOORBELL_LINK", args.link.clone()), ("DOORBELL_FAULTS", faults(args)?)] {
-        variables.extend(value.map(|value| (name, value.into())));
-    }
-    let value = |name: &str| {
-        let flag = variables.iter().find(|(flag, _)| *flag == name);
-        flag.map(|(_, value)| value.to_string_lossy().into_owned())
-            .or_else(|| environment(name))
+    let soft = SoftArgs {
+        address: addresses(args)?,
+        ..args.soft.clone()
     };
-    let configs = configs(value)?;
+    let mut variables = soft.variables(FaultConfig::default().seed);
+    if let Some(faults) = faults(args, &variables)? {
+        variables.retain(|(name, _)| *name != FAULTS);
+        variables.push((FAULTS, faults.into()));
+    }
+    let configs = devices_of(&variables)?;
     Ok((variables, configs))
 }
 
-fn environment(name: &str) -> Option<String> {
-    env::var_os(name).map(|value| value.to_string_lossy().into_owned())
-}
-
-fn configs(value: impl Fn(&str) -> Option<String>) -> Result<Vec<DeviceConfig>, Failure> {
-    DeviceConfig::from_variables(value).map_err(|e| Failure::usage(one_line(&e.to_string())))
-}
+const FAULTS: &str = "DOORBELL_FAULTS";
 
 /// The addresses of the options; none leaves them to the environment.
 fn addresses(args: &DropinArgs) -> Result<Vec<IpAddr>, Failure> {
+    let mut addresses = args.soft.address.clone();
     let Some(rails) = args.rails.map(usize::from) else {
-        return Ok(args.address.clone());
+        return Ok(addresses);
     };
-    let mut addresses = args.address.clone();
     if addresses.is_empty() {
-        let set = configs(|name| (name == "DOORBELL_SOFT_ADDR").then(|| environment(name)).flatten())?;
+        // Faults may name devices that --rails is about to make.
+        let set = devices_of(&[(FAULTS, OsString::new())])?;
         addresses = set.into_iter().filter_map(|device| device.address).collect();
     }
     match addresses[..] {
@@ -70,15 +57,19 @@ fn from(first: Ipv4Addr, count: usize) -> Vec<IpAddr> {
     all.map(|address| Ipv4Addr::from_bits(address).into()).collect()
 }
 
-/// `--faults`, or those of the environment, and after them `--down` and `--slow`.
-fn faults(args: &DropinArgs) -> Result<Option<String>, Failure> {
-    let down = sections("--down", &args.down, '@', "down")?;
-    let slow = sections("--slow", &args.slow, '=', "rate")?;
-    if down.is_empty() && slow.is_empty() {
-        return Ok(args.faults.clone());
+/// The faults of `variables` or the environment, and after them `--down` and `--slow`; `None`
+/// without these.
+fn faults(args: &DropinArgs, variables: &[Variable]) -> Result<Option<String>, Failure> {
+    let mut all = sections("--down", &args.down, '@', "down")?;
+    all.extend(sections("--slow", &args.slow, '=', "rate")?);
+    if all.is_empty() {
+        return Ok(None);
     }
-    let general = args.faults.clone().or_else(|| environment("DOORBELL_FAULTS"));
-    let all: Vec<String> = general.into_iter().chain(down).chain(slow).collect();
+    let given = variables.iter().find(|(name, _)| *name == FAULTS);
+    let general = given
+        .map(|(_, value)| value.clone())
+        .or_else(|| doorbell_trust::variable(FAULTS));
+    all.splice(..0, general.map(|faults| faults.to_string_lossy().into_owned()));
     Ok(Some(all.join(";")))
 }
 
@@ -121,7 +112,7 @@ mod tests {
 
     #[test]
     fn flags_become_variables() {
-        let set = variables("doorbell env --address 127.0.0.7,::1 --port 14791 --faults drop=0.1").unwrap();
+        let set = variables("doorbell env --address 127.0.0.7,::1 --udp-port 14791 --faults drop=0.1").unwrap();
         let expected = [
             ("DOORBELL_SOFT_ADDR", "127.0.0.7,::1"),
             ("DOORBELL_SOFT_PORT", "14791"),

@@ -307,6 +307,13 @@ impl<'a, T: TestTransport, F: Requester<T>> BwLoop<'a, T, F> {
         Ok(())
     }
 
+    /// Whether an event will end a sleep: with a rate limit, or where an end that only sends is
+    /// short of credits, there may be something to post without one.
+    #[inline(never)]
+    fn has_event_to_come(&self) -> bool {
+        self.pacer.is_none() && (!self.receivers.is_empty() || self.awaits_completion())
+    }
+
     /// Polls completions once and reposts receives. Returns whether anything is done or received.
     ///
     /// # Errors
@@ -314,9 +321,9 @@ impl<'a, T: TestTransport, F: Requester<T>> BwLoop<'a, T, F> {
     #[inline]
     pub(crate) fn poll(&mut self) -> Result<bool, Failure> {
         let (done, received) = (self.done, self.received);
+        let sleeps = self.sleeps && self.has_event_to_come();
         let TestEnd { cq, qps, shared } = &mut *self.end;
-        // With a rate limit there may be something to post without a completion.
-        for completion in completions(cq, self.sleeps && self.pacer.is_none())? {
+        for completion in completions(cq, sleeps)? {
             let index = usize::try_from(completion.tag()).unwrap_or(usize::MAX);
             if let Err(failure) = completion.check() {
                 return Err(match qps.get(index) {

@@ -157,7 +157,6 @@ pub(super) fn page(documents: &[Document], charts: &[Chart]) -> String {
         format_args!("<header>\n<p class=\"tool\">doorbell report</p>\n<h1>{title}</h1>\n</header>\n"),
     );
     banner(&mut out, documents);
-    warnings(&mut out, documents);
     out.push_str("<section class=\"sources\" aria-label=\"What was measured\">\n");
     for document in documents {
         source(&mut out, document, documents.len() > 1);
@@ -166,6 +165,7 @@ pub(super) fn page(documents: &[Document], charts: &[Chart]) -> String {
     for chart in charts {
         metric(&mut out, chart);
     }
+    warnings(&mut out, documents);
     out.push_str("<section aria-label=\"All figures\">\n<h2>All figures</h2>\n");
     for (number, document) in documents.iter().enumerate() {
         table(&mut out, number, document);
@@ -226,28 +226,25 @@ fn banner(out: &mut String, documents: &[Document]) {
     }
 }
 
+/// The caveats of all results, one item for each code.
 fn warnings(out: &mut String, documents: &[Document]) {
-    let mut all: Vec<(&str, &str)> = Vec::new();
+    let mut kinds: Vec<(&str, Vec<(&str, &str)>)> = Vec::new();
     for document in documents {
-        all.extend(
-            document
-                .warnings
-                .iter()
-                .map(|warning| (document.file.as_str(), warning.as_str())),
-        );
+        for warning in &document.warnings {
+            let one = (document.file.as_str(), warning.message.as_str());
+            match kinds.iter_mut().find(|(code, _)| *code == warning.code) {
+                Some((_, all)) => all.push(one),
+                None => kinds.push((&warning.code, vec![one])),
+            }
+        }
     }
     let skipped: usize = documents.iter().map(|document| document.skipped.len()).sum();
-    if all.is_empty() && skipped == 0 {
+    if kinds.is_empty() && skipped == 0 {
         return;
     }
     out.push_str("<section class=\"warnings\" aria-label=\"Warnings\">\n<h2>Before you believe a figure</h2>\n<ul>\n");
-    for (file, warning) in all {
-        let which = if documents.len() > 1 {
-            format!("<b>{}</b>: ", escape(file))
-        } else {
-            String::new()
-        };
-        put(out, format_args!("<li>{which}{}</li>\n", escape(warning)));
+    for (code, all) in kinds {
+        caveat(out, code, &all, documents.len());
     }
     out.push_str("</ul>\n");
     if skipped > 0 {
@@ -261,6 +258,28 @@ fn warnings(out: &mut String, documents: &[Document]) {
         out.push_str("</ul>\n</details>\n");
     }
     out.push_str("</section>\n");
+}
+
+/// A caveat by its first message; those of other results, where they differ, in a list that opens.
+fn caveat(out: &mut String, code: &str, all: &[(&str, &str)], of: usize) {
+    let Some((_, first)) = all.first() else { return };
+    let which = if of > 1 {
+        format!(" ({} of {of} results)", all.len())
+    } else {
+        String::new()
+    };
+    put(
+        out,
+        format_args!("<li><code>{}</code>{which}: {}", escape(code), escape(first)),
+    );
+    if all.iter().any(|(_, message)| message != first) {
+        out.push_str("<details><summary>by result</summary>\n<ul>\n");
+        for (file, message) in all {
+            put(out, format_args!("<li>{}: {}</li>\n", escape(file), escape(message)));
+        }
+        out.push_str("</ul>\n</details>");
+    }
+    out.push_str("</li>\n");
 }
 
 fn source(out: &mut String, document: &Document, named: bool) {
@@ -507,6 +526,7 @@ mod tests {
     use super::*;
     use crate::chart::charts;
     use crate::document::tests::document;
+    use crate::report::ReportedWarning;
 
     #[test]
     fn a_page_says_what_it_is_of_and_loads_nothing() {
@@ -542,6 +562,29 @@ mod tests {
     }
 
     #[test]
+    fn caveats_follow_the_charts_once_for_each_kind() {
+        let row = r#"{"bytes":64,"bw_avg_bytes_per_s":1.25,"msg_rate_per_s":2}"#;
+        let load = |load: &str| ReportedWarning {
+            code: "load".into(),
+            message: format!("the load is {load}"),
+        };
+        let with = |file: &str, warning| Document {
+            warnings: vec![warning],
+            ..document(file, "soft-udp", row)
+        };
+        let all = [with("a.json", load("3")), with("b.json", load("5"))];
+        let made = page(&all, &charts(&all));
+        assert_eq!(
+            made.matches("<code>load</code> (2 of 2 results): the load is 3")
+                .count(),
+            1
+        );
+        assert!(made.contains("b.json: the load is 5"));
+        let at = |text: &str| made.find(text).expect(text);
+        assert!(at("class=\"best\"") < at("<svg") && at("<svg") < at("Before you believe"));
+    }
+
+    #[test]
     fn hostile_text_stays_text() {
         let mut evil = document(
             "a<b>.json",
@@ -549,7 +592,10 @@ mod tests {
             r#"{"bytes":2,"lat_p50_ns":5,"algorithm":"<script>alert(1)</script>"}"#,
         );
         evil.device = "\"><script>alert(1)</script>".into();
-        evil.warnings = vec!["<img src=x onerror=alert(1)>".into()];
+        evil.warnings = vec![ReportedWarning {
+            code: "<img>".into(),
+            message: "<img src=x onerror=alert(1)>".into(),
+        }];
         evil.settings = vec![("<b>".into(), "</style>".into())];
         evil.skipped = vec!["<iframe>".into()];
         let made = page(std::slice::from_ref(&evil), &charts(std::slice::from_ref(&evil)));

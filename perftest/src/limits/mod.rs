@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::cli::LimitsArgs;
 use crate::diagnose::{self, Sources};
 use crate::failure::{Failure, one_line};
-use crate::report;
+use crate::report::{self, Caveats};
 
 use cores::CpuPair;
 pub(crate) use cores::{SELF, processors, set_of};
@@ -117,6 +117,9 @@ struct Report {
     version: &'static str,
     test: &'static str,
     memory: &'static str,
+    time: String,
+    machine: report::Machine,
+    warnings: Vec<report::ReportedWarning>,
     results: Vec<Entry>,
 }
 
@@ -163,9 +166,9 @@ impl Column {
 /// printed.
 pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
     let selection = Selection::new(&args.only)?;
-    for warning in diagnose::of_machine(&Sources::of_this_machine(), 2) {
-        warning.print();
-    }
+    let mut caveats = Caveats::new(args.verbose);
+    caveats.add(diagnose::of_machine(&Sources::of_this_machine(), 2));
+    let warnings = caveats.finish();
     let rounds = if args.quick { 1 } else { ROUNDS };
     let round_time = Duration::from_secs_f64(args.duration) / rounds;
     let mut limits = machine::LIMITS.map(|_| Column::NEW);
@@ -213,7 +216,7 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
     if results.is_empty() {
         return Err(Failure::test("no limit could be measured on this machine"));
     }
-    print(args, results)
+    print(args, warnings, results)
 }
 
 /// Measures a limit before each of the tests that are compared with it; once if there is none.
@@ -275,13 +278,16 @@ fn idle(period: Duration) -> Option<Entry> {
     })
 }
 
-fn print(args: &LimitsArgs, results: Vec<Entry>) -> Result<(), Failure> {
+fn print(args: &LimitsArgs, warnings: Vec<report::ReportedWarning>, results: Vec<Entry>) -> Result<(), Failure> {
     if args.json {
         return report::print_json(&Report {
             tool: "doorbell",
             version: env!("CARGO_PKG_VERSION"),
             test: "limits",
             memory: "host",
+            time: report::now(),
+            machine: report::Machine::this(),
+            warnings,
             results,
         });
     }

@@ -7,19 +7,28 @@ use super::{BandwidthRow, LatencyRow};
 use crate::plan::Kind;
 
 const MIB: f64 = 1024.0 * 1024.0;
+/// Bytes of 10^9 bits.
+const GBIT: f64 = 125e6;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct OptionalColumns {
     /// Confidence interval of the mean over repeats.
     pub(crate) repeats: bool,
     pub(crate) cpu: bool,
+    /// Bandwidths in bits instead of bytes.
+    pub(crate) gbits: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Visibility {
     Always,
+    /// Without `--gbits`.
+    Bytes,
+    Gbits,
     /// With `--repeat`.
     Repeated,
+    RepeatedBytes,
+    RepeatedGbits,
     CpuUtil,
 }
 
@@ -27,15 +36,21 @@ impl Visibility {
     fn is_shown(self, extra: OptionalColumns) -> bool {
         match self {
             Visibility::Always => true,
+            Visibility::Bytes => !extra.gbits,
+            Visibility::Gbits => extra.gbits,
             Visibility::Repeated => extra.repeats,
+            Visibility::RepeatedBytes => extra.repeats && !extra.gbits,
+            Visibility::RepeatedGbits => extra.repeats && extra.gbits,
             Visibility::CpuUtil => extra.cpu,
         }
     }
 
     fn option(self) -> &'static str {
         match self {
-            Visibility::Always => "",
-            Visibility::Repeated => " (--repeat)",
+            Visibility::Always | Visibility::Bytes => "",
+            Visibility::Gbits => " (--gbits)",
+            Visibility::Repeated | Visibility::RepeatedBytes => " (--repeat)",
+            Visibility::RepeatedGbits => " (--repeat --gbits)",
             Visibility::CpuUtil => " (--cpu-util)",
         }
     }
@@ -68,14 +83,20 @@ const BANDWIDTH: &[Column<BandwidthRow>] = columns! {
         => "message size";
     "#iterations" 12 Always "iterations" |row| row.iterations.to_string()
         => "messages measured, over all queue pairs and repeats, without those of the warm-up";
-    "BW peak[MiB/s]" 16 Always "bw_peak_bytes_per_s" |row| format!("{:.2}", row.bw_peak_bytes_per_s / MIB)
+    "BW peak[MiB/s]" 16 Bytes "bw_peak_bytes_per_s" |row| format!("{:.2}", row.bw_peak_bytes_per_s / MIB)
         => "the best stretch of at least max(n / 16, 4 * in flight) messages, of which the first in flight do not count; of any repeat; never below the average";
-    "BW average[MiB/s]" 19 Always "bw_avg_bytes_per_s" |row| format!("{:.2}", row.bw_avg_bytes_per_s / MIB)
+    "BW average[MiB/s]" 19 Bytes "bw_avg_bytes_per_s" |row| format!("{:.2}", row.bw_avg_bytes_per_s / MIB)
         => "messages * bytes / (last completion - clock before the first measured post); the mean over repeats";
+    "BW peak[Gb/s]" 16 Gbits "bw_peak_bytes_per_s" |row| format!("{:.2}", row.bw_peak_bytes_per_s / GBIT)
+        => "the same in 10^9 bits";
+    "BW average[Gb/s]" 19 Gbits "bw_avg_bytes_per_s" |row| format!("{:.2}", row.bw_avg_bytes_per_s / GBIT)
+        => "the same in 10^9 bits";
     "MsgRate[Mpps]" 15 Always "msg_rate_per_s" |row| format!("{:.6}", row.msg_rate_per_s / 1e6)
         => "messages / the same time; the mean over repeats";
-    "±95%[MiB/s]" 13 Repeated "bw_ci95_bytes_per_s" |row| interval(row.bw_ci95_bytes_per_s, MIB)
+    "±95%[MiB/s]" 13 RepeatedBytes "bw_ci95_bytes_per_s" |row| interval(row.bw_ci95_bytes_per_s, MIB)
         => "half width of the 95 % confidence interval of BW average over k repeats: t(0.975, k - 1) * s / sqrt(k), s their standard deviation";
+    "±95%[Gb/s]" 13 RepeatedGbits "bw_ci95_bytes_per_s" |row| interval(row.bw_ci95_bytes_per_s, GBIT)
+        => "the same in 10^9 bits";
     "CPU user[cores]" 16 CpuUtil "cpu_user_cores" |row| format!("{:.3}", row.cpu_user_cores)
         => "processor time of this end's process in user mode / elapsed time, all threads, without the warm-up";
     "CPU system[cores]" 18 CpuUtil "cpu_system_cores" |row| format!("{:.3}", row.cpu_system_cores)
@@ -248,7 +269,11 @@ mod tests {
     #[test]
     fn columns_line_up() {
         for (repeats, cpu) in [(false, false), (true, false), (false, true), (true, true)] {
-            let extra = OptionalColumns { repeats, cpu };
+            let extra = OptionalColumns {
+                repeats,
+                cpu,
+                ..OptionalColumns::default()
+            };
             for (kind, line) in [
                 (Kind::Bw, bandwidth(&rows::bandwidth(), extra)),
                 (Kind::Lat, latency(&rows::latency(), extra)),

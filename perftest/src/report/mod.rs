@@ -3,8 +3,10 @@
 //! Every report has the device, the link kind and the memory path, so a result of a software device
 //! cannot be mistaken for one of hardware.
 
+mod caveats;
 mod columns;
 mod json;
+mod machine;
 mod prometheus;
 mod row;
 mod text;
@@ -18,8 +20,10 @@ use crate::plan::{Plan, TestLength};
 use crate::stats::ClockReport;
 use crate::sweep::{Skipped, SweepSettings};
 
+pub(crate) use caveats::Caveats;
 pub(crate) use columns::{OptionalColumns, help as column_help};
 pub(crate) use json::print as print_json;
+pub(crate) use machine::{Machine, now};
 pub(crate) use prometheus::{Metrics, exposition};
 pub(crate) use row::{BandwidthRow, CoordinatedOmission, LatencyRow, PERCENTILES, Row, RowParams};
 pub(crate) use text::{Table, print_line};
@@ -64,6 +68,11 @@ pub(crate) struct Report {
     pub(crate) memory: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) peer: Option<String>,
+    /// When the measurement began; results of older versions have neither.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) time: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) machine: Option<Machine>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) settings: Option<Settings>,
     /// The parameters of a sweep, in place of `settings`.
@@ -170,6 +179,8 @@ impl Report {
             link,
             memory: "host".into(),
             peer: None,
+            time: Some(now()),
+            machine: Some(Machine::this()),
             settings: None,
             sweep: None,
             clock: None,

@@ -15,6 +15,16 @@ pub(crate) enum Row {
     Latency(LatencyRow),
 }
 
+impl Row {
+    /// The main figure, in a few words.
+    pub(crate) fn figure(&self) -> String {
+        match self {
+            Row::Bandwidth(row) => format!("{:.3} GB/s", row.bw_avg_bytes_per_s / 1e9),
+            Row::Latency(row) => format!("p50 {:.2} us", row.lat_p50_ns / 1e3),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowParams {
     pub(crate) bytes: u64,

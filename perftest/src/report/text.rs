@@ -49,6 +49,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn bits_replace_bytes() {
+        let gbits = OptionalColumns {
+            gbits: true,
+            ..OptionalColumns::default()
+        };
+        let table = format!(
+            "{}\n{}",
+            columns::head(Kind::Bw, gbits),
+            line(&Row::Bandwidth(bandwidth()), gbits)
+        );
+        assert!(
+            table.contains("BW average[Gb/s]") && !table.contains("MiB/s"),
+            "{table}"
+        );
+        // 1.5 MiB/s.
+        assert!(table.ends_with(" 0.01        0.500000"), "{table}");
+    }
+
+    #[test]
     fn columns_are_perftests() {
         let none = OptionalColumns::default();
         assert_eq!(

@@ -79,10 +79,6 @@ impl Warning {
             ),
         )
     }
-
-    pub(crate) fn print(&self) {
-        eprintln!("doorbell: warning: {self}");
-    }
 }
 
 impl fmt::Display for Warning {

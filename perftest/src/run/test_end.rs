@@ -182,9 +182,14 @@ impl<O: QpMemory> TestEnd<O> {
         let context = &test.device.context;
         let pd = context.protection_domain().map_err(refused)?;
         let requirements = O::requirements(test);
-        let cq = context
-            .completion_queue((requirements.send + requirements.receive) * test.plan.qps)
-            .map_err(refused)?;
+        let entries = (requirements.send + requirements.receive) * test.plan.qps;
+        let cq = if test.plan.events {
+            let channel = context.completion_channel().map_err(refused)?;
+            context.completion_queue_on(&channel, entries)
+        } else {
+            context.completion_queue(entries)
+        }
+        .map_err(refused)?;
         let mut prepared = Vec::with_capacity(test.plan.qps as usize);
         for qp_index in 0..test.plan.qps as usize {
             let memory = O::new(test, &pd, qp_index)?;
@@ -296,6 +301,7 @@ fn prepare(
             .timeout(plan.timeout)
             .retry_count(plan.retry)
             .rnr_retry(RNR_RETRY)
+            .traffic_class(plan.dscp << 2)
             .max_rd_atomic(RD_ATOMIC);
         builder = match requirements.access {
             RemoteAccess::Nothing => builder,

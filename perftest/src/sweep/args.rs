@@ -103,6 +103,9 @@ pub(crate) struct SweepArgs {
     /// Write the result, one JSON object, to this file when the sweep ends, instead of stdout
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     pub(crate) output: Option<PathBuf>,
+    /// Explain each caveat of the figures, with advice, instead of naming all in one line
+    #[arg(short, long, help_heading = "Output")]
+    pub(crate) verbose: bool,
     /// Nothing on stderr while points are measured
     #[arg(long, help_heading = "Output")]
     pub(crate) no_progress: bool,

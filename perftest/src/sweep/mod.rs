@@ -25,7 +25,7 @@ use crate::orchestrate::Server;
 use crate::output::Output;
 use crate::plan::{Kind, Plan};
 use crate::progress::Progress;
-use crate::report::{Report, ReportedWarning, Row, Settings, Warning, print_line};
+use crate::report::{Caveats, Report, Row, Settings, Warning, print_line};
 use crate::run::session::{self, Event, SessionContext};
 use crate::stats::Clock;
 use crate::units::show_bytes;
@@ -179,13 +179,13 @@ pub(crate) fn run(args: &SweepArgs) -> Result<(), Failure> {
         sources: Sources::of_this_machine(),
     };
     let mut monitor = None;
-    let outcome = local.measure(&mut clock, &mut report, &mut monitor);
+    let mut caveats = Caveats::new(args.verbose);
+    let outcome = local.measure(&mut clock, &mut report, &mut monitor, &mut caveats);
     report.clock = Some(clock.report());
     if let (Some(monitor), false) = (&monitor, report.results.is_empty()) {
-        let found = diagnose::after(monitor, &Measured::of(&report.results));
-        found.iter().for_each(Warning::print);
-        report.warnings.extend(found.iter().map(ReportedWarning::from));
+        caveats.add(diagnose::after(monitor, &Measured::of(&report.results)));
     }
+    report.warnings = caveats.finish();
     if report.results.is_empty() {
         return outcome.and(Err(none(&report)));
     }
@@ -228,6 +228,7 @@ impl Sweep<'_> {
         clock: &mut Clock,
         report: &mut Report,
         monitor: &mut Option<NoiseMonitor>,
+        caveats: &mut Caveats,
     ) -> Result<(), Failure> {
         let progress = SweepProgress::begin(self.plans.len(), self.test.no_progress);
         let mut failed = Vec::new();
@@ -242,7 +243,7 @@ impl Sweep<'_> {
                     }
                     // Without a server the sweep cannot continue.
                     let control = connect(self.endpoint.host, self.endpoint.port, self.interrupt)?;
-                    self.one(plan, &control, clock, report, &progress, monitor)
+                    self.one(plan, &control, clock, report, &progress, (&mut *monitor, &mut *caveats))
                 }
             };
             if let (Some(row), Ok(plan)) = (report.results.get_mut(before), plan) {
@@ -276,7 +277,7 @@ impl Sweep<'_> {
         clock: &mut Clock,
         report: &mut Report,
         progress: &SweepProgress,
-        monitor: &mut Option<NoiseMonitor>,
+        (monitor, caveats): (&mut Option<NoiseMonitor>, &mut Caveats),
     ) -> Result<(), Failure> {
         let device = self.device;
         report.peer = Some(control.peer().ip().to_string());
@@ -291,8 +292,7 @@ impl Sweep<'_> {
                 report.line_rate_bytes_per_s = command::line_rate(device, report.link);
                 if monitor.is_none() {
                     let before = command::warnings(&self.sources, plan, self.test, device, report, self.endpoint.peer);
-                    report.warnings = before.iter().map(ReportedWarning::from).collect();
-                    progress.line.suspend(|| before.iter().for_each(Warning::print));
+                    progress.line.suspend(|| caveats.add(before));
                     *monitor = Some(NoiseMonitor::begin(&self.sources, self.endpoint.peer));
                 }
             }
@@ -300,8 +300,7 @@ impl Sweep<'_> {
             Event::Row(row) => report.results.push(row),
             Event::ClockDrift(drift) => {
                 let warning = Warning::clock_drift(drift);
-                progress.line.suspend(|| warning.print());
-                report.warnings.push(ReportedWarning::from(&warning));
+                progress.line.suspend(|| caveats.add([warning]));
             }
         })
     }
@@ -355,20 +354,21 @@ impl SweepProgress {
     }
 
     fn row(&self, number: usize, row: &Row, point: &Point) {
-        self.line.done_one();
-        if !self.lines {
-            return;
+        self.line.done_one(Some(row.figure()));
+        if self.lines {
+            eprintln!(
+                "doorbell: {}/{}: {}: {}",
+                number + 1,
+                self.of,
+                describe(point),
+                row.figure()
+            );
         }
-        let figure = match row {
-            Row::Bandwidth(row) => format!("{:.3} GB/s", row.bw_avg_bytes_per_s / 1e9),
-            Row::Latency(row) => format!("p50 {:.2} us", row.lat_p50_ns / 1e3),
-        };
-        eprintln!("doorbell: {}/{}: {}: {figure}", number + 1, self.of, describe(point));
     }
 
     /// Reports a point without a result; it is in the report, too.
     fn message(&self, text: &str) {
-        self.line.done_one();
+        self.line.done_one(None);
         self.line.suspend(|| eprintln!("doorbell: {text}"));
     }
 }

@@ -1,7 +1,5 @@
 //! The frame that each side sends: a header of fixed length, and data of the length in it.
 
-use crate::qp::{Endpoint, ParseEndpointError};
-
 use super::MAX_DATA;
 
 const MAGIC: [u8; 8] = *b"DBELLXCH";
@@ -10,6 +8,9 @@ pub(super) const VERSION: u16 = 1;
 pub(super) const PREFIX_LEN: usize = 12;
 pub(super) const HEADER_LEN: usize = PREFIX_LEN + 32;
 
+/// An endpoint of either kind, serialised.
+pub(super) type EndpointBytes = [u8; HEADER_LEN - PREFIX_LEN];
+
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum FrameError {
     Magic,
@@ -17,13 +18,13 @@ pub(super) enum FrameError {
     Length(usize),
 }
 
-pub(super) fn write(endpoint: &Endpoint, data: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn write(endpoint: &EndpointBytes, data: &[u8]) -> Option<Vec<u8>> {
     let len = u16::try_from(data.len()).ok().filter(|_| data.len() <= MAX_DATA)?;
     let mut frame = Vec::with_capacity(HEADER_LEN + data.len());
     frame.extend_from_slice(&MAGIC);
     frame.extend_from_slice(&VERSION.to_be_bytes());
     frame.extend_from_slice(&len.to_be_bytes());
-    frame.extend_from_slice(&endpoint.to_bytes());
+    frame.extend_from_slice(endpoint);
     frame.extend_from_slice(data);
     Some(frame)
 }
@@ -44,8 +45,8 @@ pub(super) fn length(header: &[u8; HEADER_LEN]) -> Result<usize, FrameError> {
     Ok(len)
 }
 
-pub(super) fn endpoint(header: &[u8; HEADER_LEN]) -> Result<Endpoint, ParseEndpointError> {
+pub(super) fn endpoint(header: &[u8; HEADER_LEN]) -> EndpointBytes {
     let mut bytes = [0; HEADER_LEN - PREFIX_LEN];
     bytes.copy_from_slice(&header[PREFIX_LEN..]);
-    Endpoint::from_bytes(&bytes)
+    bytes
 }

@@ -13,8 +13,10 @@
 //! # }
 //! ```
 //!
-//! When [`pair`](Exchange::pair) returns, both queue pairs are connected. It can be called again,
-//! in the same order on both sides; dropping the exchange closes the TCP connection. A destroyed
+//! When [`pair`](Exchange::pair) returns, both queue pairs are connected, of any transport, with or
+//! without a shared receive queue; [`datagrams`](Exchange::datagrams) is for those that send
+//! datagrams. Both can be called again, in the same order on both sides; dropping the exchange
+//! closes the TCP connection. All of it blocks: tasks leave it to a thread for blocking calls. A destroyed
 //! queue pair acknowledges nothing, so the peer's last request may fail if this side drops its own
 //! early: [`finish`](Exchange::finish) lets both end together.
 //!
@@ -27,10 +29,10 @@
 //! | 8 | `44 42 45 4c 4c 58 43 48` ("DBELLXCH") |
 //! | 2 | the version, 1 |
 //! | 2 | *n*, the length of the data: at most 4096 |
-//! | 32 | the endpoint: [`Endpoint::to_bytes`] |
+//! | 32 | the endpoint: [`Endpoint::to_bytes`], or [`UdEndpoint::to_bytes`] |
 //! | *n* | the data |
 //!
-//! then, when the local queue pair is connected:
+//! then, when the local queue pair is connected, or ready for datagrams:
 //!
 //! | bytes | field |
 //! |---|---|
@@ -47,9 +49,10 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 
 use doorbell_rendezvous::{Deadline, Limited};
+use frame::EndpointBytes;
 
 use crate::error::QueuePairError;
-use crate::qp::{Endpoint, ParseEndpointError, PreparedQueuePair, QueuePair};
+use crate::qp::{Backend, Connected, Endpoint, ParseEndpointError, PreparedQueuePair, QueuePair, UdEndpoint};
 
 const FAILED: u8 = 0;
 const CONNECTED: u8 = 1;
@@ -232,15 +235,43 @@ impl Exchange {
     /// # Errors
     /// When the peer is gone, too slow, or another program; when there is too much data, or the
     /// queue pair cannot be connected. The exchange is then unusable.
-    pub fn pair(&mut self, qp: PreparedQueuePair, data: &[u8]) -> Result<(QueuePair, Vec<u8>), ExchangeError> {
+    pub fn pair<T: Connected, B: Backend>(
+        &mut self,
+        qp: PreparedQueuePair<T, B>,
+        data: &[u8],
+    ) -> Result<(QueuePair<T, B>, Vec<u8>), ExchangeError> {
+        let own = qp.endpoint().to_bytes();
+        self.meet(&own, data, Endpoint::from_bytes, |peer| qp.connect(&peer))
+    }
+
+    /// Exchanges the addresses of queue pairs for datagrams, and `data`. Receives that the peer
+    /// may send to are posted before. Returns the peer's, for an
+    /// [address handle](crate::ProtectionDomain::address_handle), and its data.
+    ///
+    /// # Errors
+    /// As of [`pair`](Self::pair), which the peer may not call instead.
+    pub fn datagrams(&mut self, own: &UdEndpoint, data: &[u8]) -> Result<(UdEndpoint, Vec<u8>), ExchangeError> {
+        self.meet(&own.to_bytes(), data, UdEndpoint::from_bytes, Ok)
+    }
+
+    /// Exchanges endpoints and data, and waits until both sides have connected.
+    fn meet<E, Q>(
+        &mut self,
+        own: &EndpointBytes,
+        data: &[u8],
+        parse: fn(&EndpointBytes) -> Result<E, ParseEndpointError>,
+        connect: impl FnOnce(E) -> Result<Q, QueuePairError>,
+    ) -> Result<(Q, Vec<u8>), ExchangeError> {
         let deadline = Deadline::after(self.timeout);
-        let (endpoint, peer_data) = self.exchange_endpoints(&qp.endpoint(), data, deadline)?;
-        let connected = qp.connect(&endpoint);
+        let (theirs, peer_data) = self.exchange_endpoints(own, data, deadline)?;
+        let peer = self.peer;
+        let theirs = parse(&theirs).map_err(|error| ExchangeError::Endpoint { peer, error })?;
+        let connected = connect(theirs);
         let status = if connected.is_ok() { CONNECTED } else { FAILED };
         self.write(&[status], deadline)?;
-        let qp = connected?;
+        let connected = connected?;
         self.read_status(CONNECTED, deadline)?;
-        Ok((qp, peer_data))
+        Ok((connected, peer_data))
     }
 
     /// Waits until both sides are done with all queue pairs, up to the exchange's `timeout`.
@@ -263,13 +294,12 @@ impl Exchange {
         }
     }
 
-    /// The first half of [`pair`](Self::pair).
     fn exchange_endpoints(
         &mut self,
-        endpoint: &Endpoint,
+        endpoint: &EndpointBytes,
         data: &[u8],
         deadline: Deadline,
-    ) -> Result<(Endpoint, Vec<u8>), ExchangeError> {
+    ) -> Result<(EndpointBytes, Vec<u8>), ExchangeError> {
         let frame = frame::write(endpoint, data).ok_or(ExchangeError::DataTooLong { len: data.len() })?;
         self.write(&frame, deadline)?;
         let mut header = [0; frame::HEADER_LEN];
@@ -277,11 +307,9 @@ impl Exchange {
         // The prefix identifies another protocol or version, whose peer may never send the rest.
         let len = frame::length(&header).map_err(|bad| self.frame_error(bad))?;
         self.read(&mut header[frame::PREFIX_LEN..], deadline)?;
-        let peer = self.peer;
-        let theirs = frame::endpoint(&header).map_err(|error| ExchangeError::Endpoint { peer, error })?;
         let mut peer_data = vec![0; len];
         self.read(&mut peer_data, deadline)?;
-        Ok((theirs, peer_data))
+        Ok((frame::endpoint(&header), peer_data))
     }
 
     fn frame_error(&self, bad: frame::FrameError) -> ExchangeError {

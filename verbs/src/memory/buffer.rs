@@ -333,8 +333,8 @@ impl<R: PeerAccessible> Buffer<Opaque<R>> {
     }
 }
 
-macro_rules! atomics {
-    ($load:ident, $store:ident, $int:ty, $atomic:ty) => {
+macro_rules! loads {
+    ($load:ident, $int:ty, $atomic:ty) => {
         #[doc = concat!("Loads the `", stringify!($int), "` at `offset` in one access: a flag or counter that a peer writes.")]
         /// With `Acquire`, what the peer wrote before it is visible after it (IBTA vol 1, o9-20).
         ///
@@ -344,8 +344,13 @@ macro_rules! atomics {
         pub fn $load(&self, offset: usize, ordering: Ordering) -> $int {
             self.atomic::<$atomic>(offset).load(ordering)
         }
+    };
+}
 
-        #[doc = concat!("Stores the `", stringify!($int), "` at `offset` in one access.")]
+macro_rules! stores {
+    ($store:ident, $int:ty, $atomic:ty) => {
+        #[doc = concat!("Stores the `", stringify!($int), "` at `offset` in one access: a peer reads the old value or the new.")]
+        /// With `Release`, a peer that reads the new one sees what was written here before it.
         /// By `&mut`: concurrent loads of another width would be a data race even of atomics.
         ///
         /// # Panics
@@ -358,9 +363,15 @@ macro_rules! atomics {
 }
 
 impl<R: PeerWritable> Buffer<R> {
-    atomics!(load_u8, store_u8, u8, AtomicU8);
-    atomics!(load_u32, store_u32, u32, AtomicU32);
-    atomics!(load_u64, store_u64, u64, AtomicU64);
+    loads!(load_u8, u8, AtomicU8);
+    loads!(load_u32, u32, AtomicU32);
+    loads!(load_u64, u64, AtomicU64);
+}
+
+impl<R: Rights> Buffer<R> {
+    stores!(store_u8, u8, AtomicU8);
+    stores!(store_u32, u32, AtomicU32);
+    stores!(store_u64, u64, AtomicU64);
 
     #[inline]
     fn atomic<A>(&self, offset: usize) -> &A {
@@ -370,10 +381,10 @@ impl<R: PeerWritable> Buffer<R> {
             "offset {offset} is not aligned to {} bytes",
             size_of::<A>()
         );
-        // SAFETY: in range and aligned, valid as long as `self`. In this process all access to
-        // memory of these rights is atomic (here and in `copy`), and stores have the buffer alone,
-        // so that accesses of different widths don't race; what devices do meanwhile is DMA (see
-        // `copy`).
+        // SAFETY: in range and aligned, valid as long as `self`. Stores have the buffer alone. Loads
+        // are of memory that is never lent as a slice: in this process all other access to it is
+        // atomic (here and in `copy`), and of another width only by who has the buffer alone. What
+        // devices do meanwhile is DMA (see `copy`).
         unsafe { &*at }
     }
 }

@@ -26,6 +26,10 @@ pub trait HostMemory: MemoryKind {}
 
 /// Rights that memory can be registered with (ibv_reg_mr(3); IBTA vol 1, 10.6.3).
 #[doc(alias = "ibv_access_flags")]
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a set of access rights, as memory that a device writes has",
+    note = "`Frozen` memory is only read: receive and READ into a buffer of `Local` or another of the rights below"
+)]
 pub trait Rights: HostMemory + Copy {
     /// `ibv_access_flags` of the region.
     #[doc(hidden)]
@@ -33,6 +37,10 @@ pub trait Rights: HostMemory + Copy {
 }
 
 /// Kinds of memory that no peer can write: it can be lent as `&[u8]`.
+#[diagnostic::on_unimplemented(
+    message = "memory of `{Self}` is not lent as a slice: a peer may write it at any time",
+    note = "copy bytes out by `read_at`, or load a flag by `load_u64`"
+)]
 pub trait Readable: MemoryKind {}
 
 /// Rights under which a peer may write at any time: the memory is never lent as `&[u8]`.
@@ -55,10 +63,25 @@ pub trait KeyAccess: Sealed + Copy + 'static {
 }
 
 /// Keys that grant RDMA READ (IBTA vol 1, 9.4.4).
+#[diagnostic::on_unimplemented(
+    message = "a key of `{Self}` does not grant RDMA READ",
+    label = "this key grants no READ",
+    note = "the memory's owner registers it as `PeerRead`, `PeerReadWrite` or `PeerAll`, and gives out its `remote()`"
+)]
 pub trait GrantsRead: KeyAccess {}
 /// Keys that grant RDMA WRITE (IBTA vol 1, 9.4.3).
+#[diagnostic::on_unimplemented(
+    message = "a key of `{Self}` does not grant RDMA WRITE",
+    label = "this key grants no WRITE",
+    note = "the memory's owner registers it as `PeerWrite`, `PeerReadWrite` or `PeerAll`, and gives out its `remote()`"
+)]
 pub trait GrantsWrite: KeyAccess {}
 /// Keys that grant atomic operations (IBTA vol 1, 9.4.5).
+#[diagnostic::on_unimplemented(
+    message = "a key of `{Self}` does not grant atomic operations",
+    label = "this key grants no atomics",
+    note = "the memory's owner registers it as `PeerAtomic` or `PeerAll`, and gives out its `remote()`"
+)]
 pub trait GrantsAtomic: KeyAccess {}
 
 macro_rules! rights {

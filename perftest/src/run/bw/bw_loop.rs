@@ -53,13 +53,13 @@ pub(crate) fn run<O>(test: &Test<'_>, test_end: &mut TestEnd<O>, meter: &mut Met
 where
     O: QpMemory<Connected: Requester<ReliableConnection>>,
 {
-    let params = post_params(test);
+    let (plan, params) = (test.plan, post_params(test));
     let inline = test
         .is_inline()
         .then(|| InlineList::new(&params, test.len(), test.plan.verify));
     let TestEnd { end, memory } = test_end;
     let mut client = Client {
-        bw: BwLoop::new(end, memory, &mut [], params, inline, false),
+        bw: BwLoop::new(end, memory, &mut [], params, inline, plan.events),
         monitor: LoopMonitor::of_client(test),
         clock: meter.clock,
     };

@@ -49,15 +49,17 @@ impl QpMemory for ReceiveRing {
 pub(crate) fn serve(test: &Test<'_>, test_end: &mut TestEnd<ReceiveRing>) -> Result<Vec<u64>, Failure> {
     let TestEnd { end, memory } = test_end;
     let (mut receivers, credits): (Vec<_>, Vec<_>) = std::mem::take(memory).into_iter().unzip();
+    let sleeps = test.plan.events;
     let slots = u64::from(test.plan.receives(test.bytes));
     let params = PostParams::new(1, 1, 1, 0);
-    let mut bw = BwLoop::<_, MessageRequester<SendOp>>::new(end, &mut [], &mut receivers, params, None, false);
+    let mut bw = BwLoop::<_, MessageRequester<SendOp>>::new(end, &mut [], &mut receivers, params, None, sleeps);
     credit::serve(test, credits, |credits| {
         let arrived = bw.poll()?;
         for ((test_qp, receiver), credit) in bw.receivers().zip(credits) {
             // The first receives were posted before the first message.
             credit.set_done(receiver.posted() - slots);
-            credit.advertise(test_qp, !arrived)?;
+            // Before it sleeps, all of them: the client may wait for these.
+            credit.advertise(test_qp, !arrived || sleeps)?;
         }
         Ok(arrived)
     })

@@ -47,7 +47,7 @@ where
 {
     let TestEnd { end, memory } = test_end;
     match memory.first_mut() {
-        Some(requester) => run(test, &mut OneSided::new(end, requester, false), samples),
+        Some(requester) => run(test, &mut OneSided::new(end, requester, test.plan.events), samples),
         None => Ok(Vec::new()),
     }
 }

@@ -164,7 +164,13 @@ pub(crate) fn pingpong<'a, O: ConnectOp + MessageOp<ReliableConnection>>(
 ) -> Result<PingPong<'a, ReliableConnection, O>, Failure> {
     let TestEnd { end, memory } = test_end;
     match memory.first_mut() {
-        Some(memory) => Ok(PingPong::new(end, memory, PARAMS, test.len())),
+        Some(memory) => {
+            let params = PingPongParams {
+                sleeps: test.plan.events,
+                ..PARAMS
+            };
+            Ok(PingPong::new(end, memory, params, test.len()))
+        }
         None => Err(Failure::test(format!(
             "peer {}: no queue pair to test",
             test.control.peer()

@@ -274,8 +274,10 @@ fn segment_control(segment: u16) -> SegmentControl {
 
 /// The segment size in a `UDP_GRO` control message; `None` when nothing was coalesced.
 fn gro_segment(header: &libc::msghdr, control: &GroControl) -> Option<usize> {
+    // Its type differs between C libraries.
+    let len: usize = header.msg_controllen as _;
     // GRO is the socket's only option with control messages: it comes first or not at all.
-    let present = header.msg_controllen >= offset_of!(GroControl, value) + size_of::<c_int>()
+    let present = len >= offset_of!(GroControl, value) + size_of::<c_int>()
         && control.header.cmsg_level == libc::SOL_UDP
         && control.header.cmsg_type == libc::UDP_GRO;
     usize::try_from(control.value).ok().filter(|&size| present && size > 0)
@@ -311,7 +313,7 @@ pub(super) fn interface_mtu(fd: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
     }
     // SAFETY: SIOCGIFMTU reads the name, which the check above left NUL-terminated, and writes the
     // ifru_mtu member of the ifreq it is given, which lives until the call returns.
-    let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) };
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request) };
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
