@@ -5,6 +5,7 @@
 //! Each chart is in it twice, for a screen and for a phone, as text in a drawing does not flow.
 //! Below each chart are its figures as a table.
 
+mod caveats;
 mod page;
 
 use std::path::PathBuf;

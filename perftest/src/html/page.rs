@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::caveats;
 use crate::chart::{Chart, Layout, STYLES, Unit, draw, escape};
 use crate::document::{Document, Kind, PARAMETERS, Row};
 
@@ -165,7 +166,7 @@ pub(super) fn page(documents: &[Document], charts: &[Chart]) -> String {
     for chart in charts {
         metric(&mut out, chart);
     }
-    warnings(&mut out, documents);
+    caveats::section(&mut out, documents);
     out.push_str("<section aria-label=\"All figures\">\n<h2>All figures</h2>\n");
     for (number, document) in documents.iter().enumerate() {
         table(&mut out, number, document);
@@ -181,7 +182,7 @@ pub(super) fn page(documents: &[Document], charts: &[Chart]) -> String {
     out
 }
 
-fn put(out: &mut String, text: std::fmt::Arguments<'_>) {
+pub(super) fn put(out: &mut String, text: std::fmt::Arguments<'_>) {
     // Writing to a string cannot fail.
     let _ = out.write_fmt(text);
 }
@@ -224,62 +225,6 @@ fn banner(out: &mut String, documents: &[Document]) {
             ),
         );
     }
-}
-
-/// The caveats of all results, one item for each code.
-fn warnings(out: &mut String, documents: &[Document]) {
-    let mut kinds: Vec<(&str, Vec<(&str, &str)>)> = Vec::new();
-    for document in documents {
-        for warning in &document.warnings {
-            let one = (document.file.as_str(), warning.message.as_str());
-            match kinds.iter_mut().find(|(code, _)| *code == warning.code) {
-                Some((_, all)) => all.push(one),
-                None => kinds.push((&warning.code, vec![one])),
-            }
-        }
-    }
-    let skipped: usize = documents.iter().map(|document| document.skipped.len()).sum();
-    if kinds.is_empty() && skipped == 0 {
-        return;
-    }
-    out.push_str("<section class=\"warnings\" aria-label=\"Warnings\">\n<h2>Before you believe a figure</h2>\n<ul>\n");
-    for (code, all) in kinds {
-        caveat(out, code, &all, documents.len());
-    }
-    out.push_str("</ul>\n");
-    if skipped > 0 {
-        put(
-            out,
-            format_args!("<details><summary>{skipped} points could not be measured</summary>\n<ul>\n"),
-        );
-        for point in documents.iter().flat_map(|document| &document.skipped) {
-            put(out, format_args!("<li>{}</li>\n", escape(point)));
-        }
-        out.push_str("</ul>\n</details>\n");
-    }
-    out.push_str("</section>\n");
-}
-
-/// A caveat by its first message; those of other results, where they differ, in a list that opens.
-fn caveat(out: &mut String, code: &str, all: &[(&str, &str)], of: usize) {
-    let Some((_, first)) = all.first() else { return };
-    let which = if of > 1 {
-        format!(" ({} of {of} results)", all.len())
-    } else {
-        String::new()
-    };
-    put(
-        out,
-        format_args!("<li><code>{}</code>{which}: {}", escape(code), escape(first)),
-    );
-    if all.iter().any(|(_, message)| message != first) {
-        out.push_str("<details><summary>by result</summary>\n<ul>\n");
-        for (file, message) in all {
-            put(out, format_args!("<li>{}: {}</li>\n", escape(file), escape(message)));
-        }
-        out.push_str("</ul>\n</details>");
-    }
-    out.push_str("</li>\n");
 }
 
 fn source(out: &mut String, document: &Document, named: bool) {

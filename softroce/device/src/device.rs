@@ -42,7 +42,7 @@ pub enum OpenError {
     /// All of the addresses tried are in use.
     #[error(
         "cannot open {device}: UDP port {port} is taken on every address of 127.0.0.0/8 tried: the kernel's rxe (rdma link show) takes it on \
-         all; choose another port on both ends (--soft-port, DOORBELL_SOFT_PORT), or use a network namespace of its own"
+         all; choose another port on both ends (--udp-port, DOORBELL_SOFT_PORT), or use a network namespace of its own"
     )]
     NoFreeAddress {
         /// The device's name.

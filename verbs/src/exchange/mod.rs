@@ -16,9 +16,9 @@
 //! When [`pair`](Exchange::pair) returns, both queue pairs are connected, of any transport, with or
 //! without a shared receive queue; [`datagrams`](Exchange::datagrams) is for those that send
 //! datagrams. Both can be called again, in the same order on both sides; dropping the exchange
-//! closes the TCP connection. All of it blocks: tasks leave it to a thread for blocking calls. A destroyed
-//! queue pair acknowledges nothing, so the peer's last request may fail if this side drops its own
-//! early: [`finish`](Exchange::finish) lets both end together.
+//! closes the TCP connection. All of it blocks: tasks leave it to a thread for blocking calls. A
+//! destroyed queue pair acknowledges nothing, so the peer's last request may fail if this side
+//! drops its own early: [`finish`](Exchange::finish) lets both end together.
 //!
 //! # The format, version 1
 //!

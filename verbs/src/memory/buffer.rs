@@ -381,10 +381,10 @@ impl<R: Rights> Buffer<R> {
             "offset {offset} is not aligned to {} bytes",
             size_of::<A>()
         );
-        // SAFETY: in range and aligned, valid as long as `self`. Stores have the buffer alone. Loads
-        // are of memory that is never lent as a slice: in this process all other access to it is
-        // atomic (here and in `copy`), and of another width only by who has the buffer alone. What
-        // devices do meanwhile is DMA (see `copy`).
+        // SAFETY: in range and aligned, valid as long as `self`. Stores have the buffer alone.
+        // Loads are of memory that is never lent as a slice: in this process all other access to
+        // it is atomic (here and in `copy`), and of another width only by who has the buffer alone.
+        // What devices do meanwhile is DMA (see `copy`).
         unsafe { &*at }
     }
 }
