@@ -34,7 +34,7 @@ lacks memlock
 
 # A test that requests less than the maximum.
 link_local=$(grep -l '^fe80' /sys/class/infiniband/rxe0/ports/1/gids/* | head -1 | xargs basename)
-"$DOORBELL_BIN/doorbell" lat write -d rxe0 -n 20 --gid-index "$link_local" --mtu 1024 --json > /tmp/diagnosis.json 2> /tmp/warnings
+"$DOORBELL_BIN/doorbell" lat write -d rxe0 -n 20 --gid-index "$link_local" --mtu 1024 --json -v > /tmp/diagnosis.json 2> /tmp/warnings
 for code in not-hardware path-mtu gid-link-local few-samples; do
     grep -q "\"code\":\"$code\"" /tmp/diagnosis.json || { echo "no $code"; cat /tmp/diagnosis.json; exit 1; }
 done
