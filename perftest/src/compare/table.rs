@@ -3,7 +3,7 @@
 use super::{Change, Comparison, Verdict, percent};
 use crate::chart::Unit;
 use crate::failure::Failure;
-use crate::report::print_line;
+use crate::report::{distinct, print_line};
 
 pub(super) fn print(comparison: &Comparison) -> Result<(), Failure> {
     for (name, side) in [("before", &comparison.before), ("after ", &comparison.after)] {
@@ -12,8 +12,7 @@ pub(super) fn print(comparison: &Comparison) -> Result<(), Failure> {
             side.file, comparison.of, side.device, side.link, side.memory, side.version
         ))?;
         if !side.warnings.is_empty() {
-            let mut codes: Vec<_> = side.warnings.iter().map(|warning| warning.code.as_str()).collect();
-            codes.dedup();
+            let codes = distinct(side.warnings.iter().map(|warning| warning.code.as_str()));
             print_line(&format!("#         caveats: {}", codes.join(", ")))?;
         }
     }

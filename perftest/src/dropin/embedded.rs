@@ -4,9 +4,9 @@
 //! the files, and each file has the digest that the build computed. They are checked on each use,
 //! and written anew where they differ.
 
-use std::fs::{self, DirBuilder, OpenOptions, Permissions};
+use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::OnceLock;
@@ -92,15 +92,10 @@ fn unpack(cache: &Path, libraries: &[EmbeddedLibrary]) -> Result<PathBuf, String
 
 /// Creates it, or refuses one that others can enter.
 fn own_folder(folder: &Path) -> io::Result<()> {
-    match DirBuilder::new().mode(FOLDER_MODE).create(folder) {
-        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
-        _ => {}
+    match folder::is_own(folder, FOLDER_MODE)? {
+        true => Ok(()),
+        false => Err(refused(folder, "is another's, or others can enter it: remove it")),
     }
-    let there = fs::symlink_metadata(folder)?;
-    if !there.is_dir() || !doorbell_trust::is_own_user(there.uid()) || there.mode() & 0o077 != 0 {
-        return Err(refused(folder, "is another's, or others can enter it: remove it"));
-    }
-    Ok(())
 }
 
 /// Refuses a path of which another user can replace a folder. In one with the sticky bit, as /tmp,

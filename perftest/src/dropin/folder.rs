@@ -85,18 +85,24 @@ pub(crate) fn permanent() -> Result<PathBuf, String> {
             folder.display()
         )
     };
-    match DirBuilder::new().mode(MODE).create(&folder) {
-        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(cannot(e)),
-        _ => {}
-    }
-    let there = fs::symlink_metadata(&folder).map_err(cannot)?;
-    if !there.is_dir() || !doorbell_trust::is_own_user(there.uid()) || there.mode() & 0o022 != 0 {
+    if !is_own(&folder, MODE).map_err(cannot)? {
         return Err(format!(
             "{} is another's, or others can write to it: remove it, or set TMPDIR to another folder",
             folder.display()
         ));
     }
     Ok(folder)
+}
+
+/// Creates the folder, unless it exists. Returns whether it is this user's, and gives others no more
+/// than `mode`.
+pub(super) fn is_own(folder: &Path, mode: u32) -> io::Result<bool> {
+    match DirBuilder::new().mode(mode).create(folder) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+        _ => {}
+    }
+    let there = fs::symlink_metadata(folder)?;
+    Ok(there.is_dir() && doorbell_trust::is_own_user(there.uid()) && there.mode() & 0o077 & !mode == 0)
 }
 
 /// Creates the links and the sysfs files in the folder, and returns the variables that make

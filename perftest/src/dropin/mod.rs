@@ -49,6 +49,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         .command
         .split_first()
         .ok_or_else(|| Failure::usage("which command?"))?;
+    if name.as_bytes().starts_with(b"-") {
+        let option = one_line(&name.to_string_lossy());
+        return Err(Failure::usage(format!(
+            "there is no option '{option}': doorbell run --help lists them"
+        )));
+    }
     if let Some(warning) = program::find(name).and_then(|path| program::why_not_usable(&path)) {
         eprintln!("doorbell: warning: {}: {warning}", one_line(&name.to_string_lossy()));
     }

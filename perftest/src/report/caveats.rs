@@ -36,13 +36,7 @@ impl Caveats {
     }
 
     fn line(&self) -> Option<String> {
-        let mut codes: Vec<&str> = Vec::new();
-        for warning in &self.found {
-            let code = warning.code.name();
-            if !codes.contains(&code) {
-                codes.push(code);
-            }
-        }
+        let codes = distinct(self.found.iter().map(|warning| warning.code.name()));
         let plural = match codes.len() {
             0 => return None,
             1 => "",
@@ -56,6 +50,17 @@ impl Caveats {
             )
         })
     }
+}
+
+/// Each code once, in the order of its first.
+pub(crate) fn distinct<'a>(codes: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut each = Vec::new();
+    for code in codes {
+        if !each.contains(&code) {
+            each.push(code);
+        }
+    }
+    each
 }
 
 #[cfg(test)]

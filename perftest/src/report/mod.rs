@@ -20,7 +20,7 @@ use crate::plan::{Plan, TestLength};
 use crate::stats::ClockReport;
 use crate::sweep::{Skipped, SweepSettings};
 
-pub(crate) use caveats::Caveats;
+pub(crate) use caveats::{Caveats, distinct};
 pub(crate) use columns::{OptionalColumns, help as column_help};
 pub(crate) use json::print as print_json;
 pub(crate) use machine::{Machine, now};

@@ -244,12 +244,12 @@ impl Exchange {
         self.meet(&own, data, Endpoint::from_bytes, |peer| qp.connect(&peer))
     }
 
-    /// Exchanges the addresses of queue pairs for datagrams, and `data`. Receives that the peer
-    /// may send to are posted before. Returns the peer's, for an
+    /// Exchanges the addresses of queue pairs for datagrams, and `data`. Post receives first: the
+    /// peer may send as soon as it has the address. Returns the peer's address, for an
     /// [address handle](crate::ProtectionDomain::address_handle), and its data.
     ///
     /// # Errors
-    /// As of [`pair`](Self::pair), which the peer may not call instead.
+    /// As of [`pair`](Self::pair); also when the peer calls that instead.
     pub fn datagrams(&mut self, own: &UdEndpoint, data: &[u8]) -> Result<(UdEndpoint, Vec<u8>), ExchangeError> {
         self.meet(&own.to_bytes(), data, UdEndpoint::from_bytes, Ok)
     }
