@@ -94,8 +94,8 @@ pub(crate) fn permanent() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-/// Creates the folder, unless it exists. Returns whether it is this user's, and gives others no more
-/// than `mode`.
+/// Creates the folder, unless it exists. Returns whether it is this user's, and gives others no
+/// more than `mode`.
 pub(super) fn is_own(folder: &Path, mode: u32) -> io::Result<bool> {
     match DirBuilder::new().mode(mode).create(folder) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
