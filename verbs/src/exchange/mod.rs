@@ -224,6 +224,24 @@ impl Exchange {
         Ok(Self { stream, peer, timeout })
     }
 
+    /// Over a connection that exists already; each [`pair`](Self::pair) may take `timeout`.
+    ///
+    /// # Errors
+    /// When the system does not know the peer's address: it is gone.
+    pub fn over(stream: TcpStream, timeout: Duration) -> Result<Self, ExchangeError> {
+        let peer = stream.peer_addr().map_err(|error| ExchangeError::Connect {
+            address: "the peer of a TCP connection".to_owned(),
+            error,
+        })?;
+        Ok(Self { stream, peer, timeout })
+    }
+
+    /// The TCP connection, for a use of one's own: its end says that the peer's process is gone.
+    #[must_use]
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
     /// The peer's address.
     #[must_use]
     pub fn peer_addr(&self) -> SocketAddr {

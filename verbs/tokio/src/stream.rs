@@ -1,0 +1,382 @@
+//! A byte stream: the traits of tokio over a [`Link`].
+
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use doorbell_verbs::{Notify, ProtectionDomain, TokioChannel};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+use crate::chunk::{ReceivedChunk, SendChunk};
+use crate::config::StreamConfig;
+use crate::connect::{self, ConnectError};
+use crate::link::{Link, Taken};
+use crate::wakers::{Side, Wakers};
+
+/// Said over TCP when all of the peer's bytes are here: its acknowledgements may be lost once the
+/// queue pair is destroyed.
+const DONE: u8 = 2;
+
+/// A byte stream over a reliable connection, as a `TcpStream` is over TCP.
+///
+/// Dropping it sends what was written and the end of the bytes in the background, for
+/// [`StreamConfig::linger`] at most; [`shutdown`](tokio::io::AsyncWriteExt::shutdown) waits until
+/// the peer has them. A peer that is gone ends both directions with `ConnectionReset`, after the
+/// bytes that came before.
+#[derive(Debug)]
+pub struct RdmaStream {
+    /// Present until it is dropped.
+    inner: Option<Box<Inner>>,
+    linger: Duration,
+}
+
+// fields: of one connection, each used by both directions
+pub(crate) struct Inner {
+    link: Link,
+    channel: TokioChannel,
+    tcp: TcpStream,
+    peer: SocketAddr,
+    wakers: Arc<Wakers>,
+    /// Of `wakers`, for the descriptors.
+    both: Waker,
+    /// An event is on its way as soon as there is a completion.
+    armed: bool,
+    /// Turns of the runtime since something happened.
+    idle: u32,
+    spins: u32,
+    said_done: bool,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inner")
+            .field("peer", &self.peer)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RdmaStream {
+    pub(crate) fn new(
+        link: Link,
+        channel: TokioChannel,
+        tcp: TcpStream,
+        peer: SocketAddr,
+        config: &StreamConfig,
+    ) -> Self {
+        let wakers = Arc::new(Wakers::default());
+        Self {
+            inner: Some(Box::new(Inner {
+                link,
+                channel,
+                tcp,
+                peer,
+                both: Waker::from(Arc::clone(&wakers)),
+                wakers,
+                armed: false,
+                idle: 0,
+                spins: config.spins,
+                said_done: false,
+            })),
+            linger: config.linger,
+        }
+    }
+
+    /// Connects to an [`RdmaListener`](crate::RdmaListener), retrying until it listens, for
+    /// [`StreamConfig::timeout`] at most.
+    ///
+    /// # Errors
+    /// When nobody listens in time, the peer is another program, a setting is out of range, or the
+    /// device refuses.
+    pub async fn connect(
+        to: impl ToSocketAddrs + std::fmt::Debug + Send + 'static,
+        pd: ProtectionDomain,
+        config: StreamConfig,
+    ) -> Result<Self, ConnectError> {
+        connect::connect(to, pd, config).await
+    }
+
+    /// The peer's address of the TCP connection.
+    #[must_use]
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.get().peer
+    }
+
+    /// The next bytes, in the buffer that the peer's device has filled; `None` at the end. Dropping
+    /// them posts the buffer again. Cancel-safe.
+    ///
+    /// # Errors
+    /// `ConnectionReset` when the peer is gone, `InvalidData` when it breaks the protocol.
+    pub async fn read_bytes(&mut self) -> io::Result<Option<Bytes>> {
+        let inner = self.get_mut();
+        poll_fn(|cx| inner.poll(Side::Read, cx, Link::take))
+            .await
+            .map(|taken| inner.bytes(taken))
+    }
+
+    /// A registered buffer, to be filled in place and [sent](Self::send): `len` bytes or the most
+    /// that one message takes, whichever is less. Waits while all are in flight. Cancel-safe.
+    ///
+    /// # Errors
+    /// As of [`write`](tokio::io::AsyncWriteExt::write).
+    pub async fn reserve(&mut self, len: usize) -> io::Result<SendChunk> {
+        let inner = self.get_mut();
+        let buffer = poll_fn(|cx| inner.poll(Side::Write, cx, Link::reserve)).await?;
+        let len = len.min(inner.link.longest());
+        Ok(SendChunk { buffer, len })
+    }
+
+    /// Sends a reserved buffer without a copy. Waits while the peer reads slowly; a future that is
+    /// dropped before it was ready has sent nothing, and the chunk's bytes are lost.
+    ///
+    /// # Errors
+    /// As of [`write`](tokio::io::AsyncWriteExt::write).
+    pub async fn send(&mut self, chunk: SendChunk) -> io::Result<()> {
+        let inner = self.get_mut();
+        let mut reserved = Reserved {
+            inner,
+            buffer: Some(chunk.buffer),
+        };
+        poll_fn(|cx| reserved.poll_send(cx, chunk.len)).await
+    }
+
+    fn get(&self) -> &Inner {
+        self.inner.as_ref().expect("taken by drop alone")
+    }
+
+    fn get_mut(&mut self) -> &mut Inner {
+        self.inner.as_mut().expect("taken by drop alone")
+    }
+}
+
+/// A buffer that goes back when it is not sent.
+struct Reserved<'a> {
+    inner: &'a mut Inner,
+    buffer: Option<doorbell_verbs::Buffer>,
+}
+
+impl Reserved<'_> {
+    fn poll_send(&mut self, cx: &mut Context<'_>, len: usize) -> Poll<io::Result<()>> {
+        if len == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let Self { inner, buffer } = self;
+        inner.poll(Side::Write, cx, |link| {
+            let Some(taken) = buffer.take() else {
+                return Ok(Some(()));
+            };
+            *buffer = link.send(taken, len)?;
+            Ok(buffer.is_none().then_some(()))
+        })
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.inner.link.unreserve(buffer);
+        }
+    }
+}
+
+impl Inner {
+    /// Drives the connection until `attempt` has a result.
+    fn poll<T>(
+        &mut self,
+        side: Side,
+        cx: &mut Context<'_>,
+        mut attempt: impl FnMut(&mut Link) -> io::Result<Option<T>>,
+    ) -> Poll<io::Result<T>> {
+        loop {
+            if self.link.drive() {
+                self.idle = 0;
+                self.wakers.wake_other(side);
+            }
+            self.say_done();
+            match attempt(&mut self.link) {
+                Ok(None) => {}
+                Ok(Some(done)) => return Poll::Ready(Ok(done)),
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+            if self.idle < self.spins {
+                self.idle += 1;
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            ready!(self.poll_events(side, cx));
+            self.wakers.wake_other(side);
+        }
+    }
+
+    /// Sleeps until the completion queue or the TCP connection has something.
+    fn poll_events(&mut self, side: Side, cx: &mut Context<'_>) -> Poll<()> {
+        self.wakers.sleep(side, cx.waker());
+        if !self.armed {
+            if let Err(error) = self.link.cq.arm(Notify::Any) {
+                self.link.fail(io::ErrorKind::Other, &error.to_string());
+                return Poll::Ready(());
+            }
+            self.armed = true;
+            // What came before raises no event.
+            if self.link.drive() {
+                return Poll::Ready(());
+            }
+        }
+        let mut both = Context::from_waker(&self.both);
+        if let Poll::Ready(events) = self.channel.poll_events(&mut both) {
+            self.armed = false;
+            if let Err(error) = events {
+                self.link.fail(io::ErrorKind::Other, &error.to_string());
+            }
+            return Poll::Ready(());
+        }
+        self.poll_tcp()
+    }
+
+    /// The TCP connection has the peer's last word: that it has everything, or that it is gone.
+    fn poll_tcp(&mut self) -> Poll<()> {
+        let mut both = Context::from_waker(&self.both);
+        loop {
+            if let Err(error) = ready!(self.tcp.poll_read_ready(&mut both)) {
+                self.link.fail(error.kind(), &error.to_string());
+                return Poll::Ready(());
+            }
+            let mut byte = [0];
+            match self.tcp.try_read(&mut byte) {
+                Ok(1) if byte == [DONE] => self.link.acknowledge(),
+                Ok(0) => self.peer_gone("the peer is gone"),
+                Ok(_) => self
+                    .link
+                    .fail(io::ErrorKind::InvalidData, "the peer is no stream of this kind"),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(error) => self.peer_gone(&error.to_string()),
+            }
+            return Poll::Ready(());
+        }
+    }
+
+    /// What it sent before is in the completion queue.
+    fn peer_gone(&mut self, text: &str) {
+        while self.link.drive() {}
+        self.link.fail(io::ErrorKind::ConnectionReset, text);
+    }
+
+    fn say_done(&mut self) {
+        if self.link.has_ended() && !self.said_done {
+            // One byte on a connection that carries few always fits; a peer that is gone needs none.
+            let _ = self.tcp.try_write(&[DONE]);
+            self.said_done = true;
+        }
+    }
+
+    fn bytes(&self, taken: Taken) -> Option<Bytes> {
+        match taken {
+            Taken::End => None,
+            Taken::Buffer { buffer, start, end } => {
+                let chunk = ReceivedChunk::new(buffer, end, Arc::clone(self.link.returned()));
+                Some(Bytes::from(chunk).slice(start..))
+            }
+        }
+    }
+
+    fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll(Side::Write, cx, |link| Ok(link.shut_down()?.then_some(())))
+    }
+}
+
+impl AsyncRead for RdmaStream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if into.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let inner = self.get_mut().get_mut();
+        let bytes = into.initialize_unfilled();
+        let len = ready!(inner.poll(Side::Read, cx, |link| link.read(bytes)))?;
+        into.advance(len);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for RdmaStream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let inner = self.get_mut().get_mut();
+        inner.poll(Side::Write, cx, |link| link.write(bytes))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // What was written is posted.
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().get_mut().poll_shutdown(cx)
+    }
+}
+
+#[cfg(feature = "futures-io")]
+impl futures_io::AsyncRead for RdmaStream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        let inner = self.get_mut().get_mut();
+        if into.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        inner.poll(Side::Read, cx, |link| link.read(into))
+    }
+}
+
+#[cfg(feature = "futures-io")]
+impl futures_io::AsyncWrite for RdmaStream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        AsyncWrite::poll_write(self, cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        AsyncWrite::poll_write_vectored(self, cx, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        AsyncWrite::poll_flush(self, cx)
+    }
+
+    fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        AsyncWrite::poll_shutdown(self, cx)
+    }
+}
+
+impl Drop for RdmaStream {
+    fn drop(&mut self) {
+        let Some(mut inner) = self.inner.take() else { return };
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            return;
+        };
+        if inner.link.is_unfinished() {
+            let linger = self.linger;
+            runtime.spawn(async move {
+                let finished = poll_fn(|cx| inner.poll_shutdown(cx));
+                // A peer that does not read in time loses the rest, as with TCP.
+                let _ = tokio::time::timeout(linger, finished).await;
+            });
+        }
+    }
+}
