@@ -7,58 +7,83 @@ use bytes::Bytes;
 use crossbeam_queue::ArrayQueue;
 use doorbell_verbs::Buffer;
 
+use crate::wakers::Wakers;
+
 /// Bytes as they came from the peer, in the buffer that its device has filled.
 ///
 /// When it is dropped, the stream posts the buffer as a receive again: a program that keeps all of
-/// them stops the peer. After the stream it may live on.
+/// them stops the peer. It may outlive the stream.
 #[derive(Debug)]
-pub struct ReceivedChunk {
-    /// Present until it is dropped.
-    buffer: Option<Buffer>,
-    len: usize,
-    home: Arc<Returned>,
-}
+pub(crate) struct ReceivedChunk(Lent);
 
 /// A buffer to be filled in place, for [`RdmaStream::send`](crate::RdmaStream::send).
 #[derive(Debug)]
-pub struct SendChunk {
-    pub(crate) buffer: Buffer,
-    pub(crate) len: usize,
+pub struct SendChunk(Lent);
+
+/// The first bytes of a buffer that goes home when it is dropped.
+#[derive(Debug)]
+struct Lent {
+    /// Present until it is dropped or sent.
+    buffer: Option<Buffer>,
+    len: usize,
+    home: Arc<Home>,
 }
 
-/// Receive buffers that programs are done with; as many as there are fit.
-pub(crate) type Returned = ArrayQueue<Buffer>;
+/// Where lent buffers of one kind come back to.
+#[derive(Debug)]
+pub(crate) struct Home {
+    buffers: ArrayQueue<Buffer>,
+    /// Tasks of the stream: what they sleep for may be a buffer.
+    wakers: Arc<Wakers>,
+}
+
+impl Home {
+    /// With room for all of `buffers` buffers.
+    pub(crate) fn new(buffers: usize, wakers: Arc<Wakers>) -> Arc<Self> {
+        Arc::new(Self {
+            buffers: ArrayQueue::new(buffers),
+            wakers,
+        })
+    }
+
+    pub(crate) fn take(&self) -> Option<Buffer> {
+        self.buffers.pop()
+    }
+
+    pub(crate) fn put(&self, buffer: Buffer) {
+        // There is room for all.
+        let _ = self.buffers.push(buffer);
+    }
+}
+
+impl Lent {
+    fn bytes(&self) -> &[u8] {
+        self.buffer.as_deref().map_or(&[], |bytes| &bytes[..self.len])
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.home.put(buffer);
+            self.home.wakers.wake_all();
+        }
+    }
+}
 
 impl ReceivedChunk {
-    pub(crate) fn new(buffer: Buffer, len: usize, home: Arc<Returned>) -> Self {
-        Self {
+    pub(crate) fn new(buffer: Buffer, len: usize, home: Arc<Home>) -> Self {
+        Self(Lent {
             buffer: Some(buffer),
             len,
             home,
-        }
-    }
-}
-
-impl Drop for ReceivedChunk {
-    fn drop(&mut self) {
-        if let Some(buffer) = self.buffer.take() {
-            // It has room for all buffers of the stream.
-            let _ = self.home.push(buffer);
-        }
-    }
-}
-
-impl Deref for ReceivedChunk {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        self.buffer.as_deref().map_or(&[], |bytes| &bytes[..self.len])
+        })
     }
 }
 
 impl AsRef<[u8]> for ReceivedChunk {
     fn as_ref(&self) -> &[u8] {
-        self
+        self.0.bytes()
     }
 }
 
@@ -69,16 +94,36 @@ impl From<ReceivedChunk> for Bytes {
     }
 }
 
+impl SendChunk {
+    pub(crate) fn new(buffer: Buffer, len: usize, home: Arc<Home>) -> Self {
+        Self(Lent {
+            buffer: Some(buffer),
+            len,
+            home,
+        })
+    }
+
+    /// The buffer, to be sent.
+    pub(crate) fn take(&mut self) -> Option<Buffer> {
+        self.0.buffer.take()
+    }
+
+    pub(crate) fn is_of(&self, home: &Arc<Home>) -> bool {
+        Arc::ptr_eq(&self.0.home, home)
+    }
+}
+
 impl Deref for SendChunk {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.buffer[..self.len]
+        self.0.bytes()
     }
 }
 
 impl DerefMut for SendChunk {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.buffer[..self.len]
+        let len = self.0.len;
+        self.0.buffer.as_deref_mut().map_or(&mut [], |bytes| &mut bytes[..len])
     }
 }

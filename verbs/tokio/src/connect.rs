@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use doorbell_verbs::exchange::{Exchange, ExchangeError};
@@ -13,6 +14,7 @@ use tokio::task::{JoinError, JoinSet, spawn_blocking};
 use crate::config::{ConfigError, Sizes, StreamConfig};
 use crate::link::{self, Link, Memory};
 use crate::stream::RdmaStream;
+use crate::wakers::Wakers;
 
 /// Clients that are being connected at once; others wait in the listener's backlog.
 const HANDSHAKES: usize = 64;
@@ -189,8 +191,9 @@ async fn open(
     let (qp, theirs, tcp, peer) = joined(exchanged.await)??;
     tcp.set_nonblocking(true).map_err(socket)?;
     let tcp = TcpStream::from_std(tcp).map_err(socket)?;
-    let link = Link::new(cq, qp, memory.sending, own, theirs);
-    Ok(RdmaStream::new(link, channel, tcp, peer, &config))
+    let wakers = Arc::new(Wakers::default());
+    let link = Link::new((cq, qp), memory.sending, (own, theirs), &wakers);
+    Ok(RdmaStream::new(link, channel, tcp, peer, wakers, &config))
 }
 
 fn joined<T>(result: Result<T, JoinError>) -> Result<T, ConnectError> {

@@ -63,7 +63,7 @@ mod link;
 mod stream;
 mod wakers;
 
-pub use chunk::{ReceivedChunk, SendChunk};
+pub use chunk::SendChunk;
 pub use config::{ConfigError, StreamConfig};
 pub use connect::{ConnectError, RdmaListener};
 pub use stream::RdmaStream;

@@ -4,13 +4,15 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use doorbell_verbs::{
     Buffer, Completion, CompletionQueue, Local, PostError, ProtectionDomain, QueueKind, QueuePair, Success,
 };
 
-use crate::chunk::Returned;
+use crate::chunk::{Home, ReceivedChunk, SendChunk};
 use crate::config::Sizes;
 use crate::credits::{Credits, Header};
+use crate::wakers::Wakers;
 
 /// The longest message copied into the work request, where the device allows it, in bytes.
 pub(crate) const INLINE: u32 = 128;
@@ -50,7 +52,7 @@ pub(crate) struct Link {
 }
 
 struct Outbound {
-    free: Vec<Buffer>,
+    free: Arc<Home>,
     /// The most bytes of a message: what the peer's receives take, and the buffers here.
     longest: usize,
     /// Messages with buffers since the last signaled one, and how many there may be.
@@ -72,7 +74,8 @@ enum Fin {
 struct Inbound {
     /// In order, with the bytes of each that have been read.
     arrived: VecDeque<Arrived>,
-    returned: Arc<Returned>,
+    /// Receive buffers that the program is done with.
+    returned: Arc<Home>,
     ended: bool,
 }
 
@@ -96,8 +99,18 @@ impl Failure {
 }
 
 impl Link {
-    /// `receives` of these sizes have been posted to `qp`.
-    pub(crate) fn new(cq: CompletionQueue, qp: QueuePair, sending: Vec<Buffer>, own: Sizes, peer: Sizes) -> Self {
+    /// Receives of its own sizes have been posted to `qp`.
+    pub(crate) fn new(
+        (cq, qp): (CompletionQueue, QueuePair),
+        sending: Vec<Buffer>,
+        (own, peer): (Sizes, Sizes),
+        wakers: &Arc<Wakers>,
+    ) -> Self {
+        let free = Home::new(sending.len(), Arc::clone(wakers));
+        let unsignaled_most = sending.len() / 2;
+        for buffer in sending {
+            free.put(buffer);
+        }
         Self {
             cq,
             qp,
@@ -105,13 +118,13 @@ impl Link {
             outbound: Outbound {
                 longest: own.chunk.min(peer.chunk) as usize,
                 unsignaled: 0,
-                unsignaled_most: sending.len() / 2,
-                free: sending,
+                unsignaled_most,
+                free,
                 fin: Fin::Open,
             },
             inbound: Inbound {
                 arrived: VecDeque::with_capacity(own.chunks.into()),
-                returned: Arc::new(Returned::new(own.chunks.into())),
+                returned: Home::new(own.chunks.into(), Arc::clone(wakers)),
                 ended: false,
             },
             failure: None,
@@ -134,7 +147,7 @@ impl Link {
 
     fn try_drive(&mut self) -> io::Result<bool> {
         let mut progress = false;
-        while let Some(buffer) = self.inbound.returned.pop() {
+        while let Some(buffer) = self.inbound.returned.take() {
             self.receive_again(buffer)?;
             progress = true;
         }
@@ -196,7 +209,7 @@ impl Link {
             self.send_inline(&copied[..len], false)?;
             return Ok(Some(len));
         }
-        let Some(mut buffer) = self.outbound.free.pop() else {
+        let Some(mut buffer) = self.outbound.free.take() else {
             return Ok(None);
         };
         gather(bytes, &mut buffer[..len]);
@@ -204,29 +217,35 @@ impl Link {
         Ok(Some(len))
     }
 
-    /// A buffer to be filled; `None` when all are in flight.
-    pub(crate) fn reserve(&mut self) -> io::Result<Option<Buffer>> {
+    /// A buffer to be filled, of `len` bytes at most; `None` when all are in flight.
+    pub(crate) fn reserve(&mut self, len: usize) -> io::Result<Option<SendChunk>> {
         self.check_writable()?;
-        Ok(self.outbound.free.pop())
+        let Outbound { free, longest, .. } = &self.outbound;
+        Ok(free
+            .take()
+            .map(|buffer| SendChunk::new(buffer, len.min(*longest), Arc::clone(free))))
     }
 
-    pub(crate) fn longest(&self) -> usize {
-        self.outbound.longest
-    }
-
-    /// Takes back a buffer that is not sent.
-    pub(crate) fn unreserve(&mut self, buffer: Buffer) {
-        self.outbound.free.push(buffer);
-    }
-
-    /// Sends the first `len` bytes of a reserved buffer; gives it back when there is no room.
-    pub(crate) fn send(&mut self, buffer: Buffer, len: usize) -> io::Result<Option<Buffer>> {
+    /// Sends a reserved buffer; `None` when there is no room, or no buffer of this stream.
+    pub(crate) fn send(&mut self, chunk: &mut SendChunk) -> io::Result<Option<()>> {
         self.check_writable()?;
-        if !self.has_room() {
-            return Ok(Some(buffer));
+        let len = chunk.len();
+        if len == 0 {
+            return Ok(Some(()));
         }
-        self.send_buffer(buffer, len)?;
-        Ok(None)
+        if !chunk.is_of(&self.outbound.free) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a buffer of another stream",
+            ));
+        }
+        if !self.has_room() {
+            return Ok(None);
+        }
+        match chunk.take() {
+            Some(buffer) => self.send_buffer(buffer, len).map(Some),
+            None => Ok(Some(())),
+        }
     }
 
     fn check_writable(&self) -> io::Result<()> {
@@ -268,8 +287,8 @@ impl Link {
     pub(crate) fn shut_down(&mut self) -> io::Result<bool> {
         match self.outbound.fin {
             Fin::Acknowledged => return Ok(true),
-            // It has closed both directions: nothing is owed to it.
-            Fin::Open if self.inbound.ended && self.failure.is_some() => return Ok(true),
+            // It ended its bytes, then its stream: it reads none any more, as with TCP.
+            _ if self.inbound.ended && self.is_reset() => return Ok(true),
             Fin::Posted(_) => {}
             Fin::Open if self.has_room() => {
                 self.check()?;
@@ -310,20 +329,15 @@ impl Link {
         Ok(Some(len))
     }
 
-    /// Takes the next buffer that has arrived, of which bytes `start..end` are unread.
-    pub(crate) fn take(&mut self) -> io::Result<Option<Taken>> {
+    /// Lends the unread bytes of the next buffer that has arrived; empty at the end.
+    pub(crate) fn take(&mut self) -> io::Result<Option<Bytes>> {
         match self.inbound.arrived.pop_front() {
-            Some(Arrived { buffer, len, read }) => Ok(Some(Taken::Buffer {
-                buffer,
-                start: read,
-                end: len,
-            })),
-            None => self.at_end().map(|ended| ended.then_some(Taken::End)),
+            Some(Arrived { buffer, len, read }) => {
+                let chunk = ReceivedChunk::new(buffer, len, Arc::clone(&self.inbound.returned));
+                Ok(Some(Bytes::from(chunk).slice(read..)))
+            }
+            None => self.at_end().map(|ended| ended.then(Bytes::new)),
         }
-    }
-
-    pub(crate) fn returned(&self) -> &Arc<Returned> {
-        &self.inbound.returned
     }
 
     /// Whether the peer has ended its bytes, all of which have been read.
@@ -346,15 +360,14 @@ impl Link {
         });
     }
 
+    fn is_reset(&self) -> bool {
+        let kind = self.failure.as_ref().map(|failure| failure.kind);
+        kind == Some(io::ErrorKind::ConnectionReset)
+    }
+
     fn check(&self) -> io::Result<()> {
         self.failure.as_ref().map_or(Ok(()), |failure| Err(failure.error()))
     }
-}
-
-/// What [`Link::take`] finds.
-pub(crate) enum Taken {
-    Buffer { buffer: Buffer, start: usize, end: usize },
-    End,
 }
 
 impl Outbound {
@@ -364,7 +377,9 @@ impl Outbound {
         if self.fin == Fin::Posted(done.sequence()) {
             self.fin = Fin::Acknowledged;
         }
-        self.free.extend(done.take::<Local>());
+        if let Some(buffer) = done.take::<Local>() {
+            self.free.put(buffer);
+        }
         Ok(())
     }
 }

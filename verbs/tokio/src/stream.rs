@@ -13,10 +13,10 @@ use doorbell_verbs::{Notify, ProtectionDomain, TokioChannel};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-use crate::chunk::{ReceivedChunk, SendChunk};
+use crate::chunk::SendChunk;
 use crate::config::StreamConfig;
 use crate::connect::{self, ConnectError};
-use crate::link::{Link, Taken};
+use crate::link::Link;
 use crate::wakers::{Side, Wakers};
 
 /// Said over TCP when all of the peer's bytes are here: its acknowledgements may be lost once the
@@ -67,9 +67,9 @@ impl RdmaStream {
         channel: TokioChannel,
         tcp: TcpStream,
         peer: SocketAddr,
+        wakers: Arc<Wakers>,
         config: &StreamConfig,
     ) -> Self {
-        let wakers = Arc::new(Wakers::default());
         Self {
             inner: Some(Box::new(Inner {
                 link,
@@ -114,35 +114,30 @@ impl RdmaStream {
     /// `ConnectionReset` when the peer is gone, `InvalidData` when it breaks the protocol.
     pub async fn read_bytes(&mut self) -> io::Result<Option<Bytes>> {
         let inner = self.get_mut();
-        poll_fn(|cx| inner.poll(Side::Read, cx, Link::take))
-            .await
-            .map(|taken| inner.bytes(taken))
+        let bytes = poll_fn(|cx| inner.poll(Side::Read, cx, Link::take)).await?;
+        Ok((!bytes.is_empty()).then_some(bytes))
     }
 
     /// A registered buffer, to be filled in place and [sent](Self::send): `len` bytes or the most
-    /// that one message takes, whichever is less. Waits while all are in flight. Cancel-safe.
+    /// that one message takes, whichever is less. Waits while all are in flight. Cancel-safe; a
+    /// buffer that is dropped is free again.
     ///
     /// # Errors
     /// As of [`write`](tokio::io::AsyncWriteExt::write).
     pub async fn reserve(&mut self, len: usize) -> io::Result<SendChunk> {
         let inner = self.get_mut();
-        let buffer = poll_fn(|cx| inner.poll(Side::Write, cx, Link::reserve)).await?;
-        let len = len.min(inner.link.longest());
-        Ok(SendChunk { buffer, len })
+        poll_fn(|cx| inner.poll(Side::Write, cx, |link| link.reserve(len))).await
     }
 
-    /// Sends a reserved buffer without a copy. Waits while the peer reads slowly; a future that is
-    /// dropped before it was ready has sent nothing, and the chunk's bytes are lost.
+    /// Sends a reserved buffer without a copy. Waits while the peer reads slowly: dropped before it
+    /// was ready, it has sent nothing.
     ///
     /// # Errors
-    /// As of [`write`](tokio::io::AsyncWriteExt::write).
-    pub async fn send(&mut self, chunk: SendChunk) -> io::Result<()> {
+    /// As of [`write`](tokio::io::AsyncWriteExt::write); `InvalidInput` for a buffer of another
+    /// stream.
+    pub async fn send(&mut self, mut chunk: SendChunk) -> io::Result<()> {
         let inner = self.get_mut();
-        let mut reserved = Reserved {
-            inner,
-            buffer: Some(chunk.buffer),
-        };
-        poll_fn(|cx| reserved.poll_send(cx, chunk.len)).await
+        poll_fn(|cx| inner.poll(Side::Write, cx, |link| link.send(&mut chunk))).await
     }
 
     fn get(&self) -> &Inner {
@@ -151,36 +146,6 @@ impl RdmaStream {
 
     fn get_mut(&mut self) -> &mut Inner {
         self.inner.as_mut().expect("taken by drop alone")
-    }
-}
-
-/// A buffer that goes back when it is not sent.
-struct Reserved<'a> {
-    inner: &'a mut Inner,
-    buffer: Option<doorbell_verbs::Buffer>,
-}
-
-impl Reserved<'_> {
-    fn poll_send(&mut self, cx: &mut Context<'_>, len: usize) -> Poll<io::Result<()>> {
-        if len == 0 {
-            return Poll::Ready(Ok(()));
-        }
-        let Self { inner, buffer } = self;
-        inner.poll(Side::Write, cx, |link| {
-            let Some(taken) = buffer.take() else {
-                return Ok(Some(()));
-            };
-            *buffer = link.send(taken, len)?;
-            Ok(buffer.is_none().then_some(()))
-        })
-    }
-}
-
-impl Drop for Reserved<'_> {
-    fn drop(&mut self) {
-        if let Some(buffer) = self.buffer.take() {
-            self.inner.link.unreserve(buffer);
-        }
     }
 }
 
@@ -271,16 +236,6 @@ impl Inner {
             // One byte on a connection that carries few always fits; a peer that is gone needs none.
             let _ = self.tcp.try_write(&[DONE]);
             self.said_done = true;
-        }
-    }
-
-    fn bytes(&self, taken: Taken) -> Option<Bytes> {
-        match taken {
-            Taken::End => None,
-            Taken::Buffer { buffer, start, end } => {
-                let chunk = ReceivedChunk::new(buffer, end, Arc::clone(self.link.returned()));
-                Some(Bytes::from(chunk).slice(start..))
-            }
         }
     }
 

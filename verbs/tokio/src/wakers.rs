@@ -37,6 +37,13 @@ impl Wakers {
         }
     }
 
+    pub(crate) fn wake_all(&self) {
+        let sleeping = std::mem::take(&mut *self.lock());
+        for waker in sleeping.into_iter().flatten() {
+            waker.wake();
+        }
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, [Option<Waker>; 2]> {
         // A waker's clone that panics leaves the slots as they were.
         self.sleeping.lock().unwrap_or_else(PoisonError::into_inner)
@@ -49,9 +56,6 @@ impl Wake for Wakers {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        let sleeping = std::mem::take(&mut *self.lock());
-        for waker in sleeping.into_iter().flatten() {
-            waker.wake();
-        }
+        self.wake_all();
     }
 }

@@ -173,12 +173,16 @@ fn buffers_are_lent_without_a_copy(a: Context, b: Context) -> Result {
         assert!(early.is_err());
         let rounds: Vec<_> = kept.iter().map(|bytes| (bytes.len(), bytes[511])).collect();
         assert_eq!(rounds, [(512, 0), (512, 1), (512, 2), (512, 3)]);
-        kept.truncate(1);
+        // Another task drops them, while this one sleeps.
+        let dropper = async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            kept.truncate(1);
+        };
         let read = async {
             let bytes = right.read_bytes().await?.ok_or("the end")?;
             Result::Ok(bytes)
         };
-        let (sent, bytes) = tokio::join!(send, read);
+        let (sent, bytes, ()) = tokio::join!(send, read, dropper);
         sent?;
         assert_eq!(bytes?.len(), 10);
         drop(right);
