@@ -20,6 +20,7 @@ pages! {
     Datagrams = "guide/datagrams.md";
     ShareReceives = "guide/share-receives.md";
     Sleep = "guide/sleep.md";
+    Tasks = "guide/tasks.md";
     Recover = "guide/recover.md";
     GpuMemory = "guide/gpu-memory.md";
 }

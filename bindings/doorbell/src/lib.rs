@@ -20,7 +20,7 @@
 //! | `softroce` (default) | `softroce` | the userspace device: its configuration, faults and connection manager |
 //! | `collectives` | `collectives` | collectives on queue pairs |
 //! | `gpudirect` | `gpudirect` | GPU memory on queue pairs; with `collectives`, collectives on it |
-//! | `tokio` | | waiting for completions and events in tasks |
+//! | `tokio` | `tasks` | byte streams and awaited operations; waiting for completions and events in tasks |
 
 #![forbid(unsafe_code)]
 
@@ -33,6 +33,10 @@ pub use open::{OpenError, open, open_from_env};
 pub use doorbell_collectives as collectives;
 #[cfg(feature = "gpudirect")]
 pub use doorbell_gpudirect as gpudirect;
+
+/// Byte streams and awaited operations, for tasks of a tokio runtime.
+#[cfg(feature = "tokio")]
+pub use doorbell_tokio as tasks;
 
 /// The userspace RoCEv2 device.
 #[cfg(feature = "softroce")]

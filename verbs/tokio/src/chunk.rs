@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crossbeam_queue::ArrayQueue;
 use doorbell_verbs::Buffer;
 
-use crate::wakers::Wakers;
+use crate::sleep::Sleepers;
 
 /// Bytes as they came from the peer, in the buffer that its device has filled.
 ///
@@ -34,15 +34,15 @@ struct Lent {
 pub(crate) struct Home {
     buffers: ArrayQueue<Buffer>,
     /// Tasks of the stream: what they sleep for may be a buffer.
-    wakers: Arc<Wakers>,
+    sleepers: Arc<Sleepers>,
 }
 
 impl Home {
     /// With room for all of `buffers` buffers.
-    pub(crate) fn new(buffers: usize, wakers: Arc<Wakers>) -> Arc<Self> {
+    pub(crate) fn new(buffers: usize, sleepers: Arc<Sleepers>) -> Arc<Self> {
         Arc::new(Self {
             buffers: ArrayQueue::new(buffers),
-            wakers,
+            sleepers,
         })
     }
 
@@ -66,7 +66,7 @@ impl Drop for Lent {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
             self.home.put(buffer);
-            self.home.wakers.wake_all();
+            self.home.sleepers.wake_all();
         }
     }
 }

@@ -13,8 +13,8 @@ use tokio::task::{JoinError, JoinSet, spawn_blocking};
 
 use crate::config::{ConfigError, Sizes, StreamConfig};
 use crate::link::{self, Link, Memory};
+use crate::sleep::{Bed, Sleepers};
 use crate::stream::RdmaStream;
-use crate::wakers::Wakers;
 
 /// Clients that are being connected at once; others wait in the listener's backlog.
 const HANDSHAKES: usize = 64;
@@ -189,21 +189,26 @@ async fn open(
         Ok::<_, ConnectError>((qp, theirs, exchange.into_stream(), peer))
     });
     let (qp, theirs, tcp, peer) = joined(exchanged.await)??;
-    tcp.set_nonblocking(true).map_err(socket)?;
-    let tcp = TcpStream::from_std(tcp).map_err(socket)?;
-    let wakers = Arc::new(Wakers::default());
-    let link = Link::new((cq, qp), memory.sending, (own, theirs), &wakers);
-    Ok(RdmaStream::new(link, channel, tcp, peer, wakers, &config))
+    let tcp = tcp_of(tcp)?;
+    let sleepers = Arc::new(Sleepers::default());
+    let link = Link::new((cq, qp), memory.sending, (own, theirs), &sleepers);
+    Ok(RdmaStream::new(link, Bed::new(channel, tcp, sleepers), peer, &config))
 }
 
-fn joined<T>(result: Result<T, JoinError>) -> Result<T, ConnectError> {
+/// The TCP connection of an exchange, for tasks.
+pub(crate) fn tcp_of(tcp: std::net::TcpStream) -> Result<TcpStream, ConnectError> {
+    tcp.set_nonblocking(true).map_err(socket)?;
+    TcpStream::from_std(tcp).map_err(socket)
+}
+
+pub(crate) fn joined<T>(result: Result<T, JoinError>) -> Result<T, ConnectError> {
     result.map_err(|error| match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
         Err(error) => socket(io::Error::other(error)),
     })
 }
 
-fn socket(error: io::Error) -> ConnectError {
+pub(crate) fn socket(error: io::Error) -> ConnectError {
     ConnectError::Socket {
         what: "the connection's descriptors".to_owned(),
         error,

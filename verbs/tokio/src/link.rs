@@ -12,7 +12,7 @@ use doorbell_verbs::{
 use crate::chunk::{Home, ReceivedChunk, SendChunk};
 use crate::config::Sizes;
 use crate::credits::{Credits, Header};
-use crate::wakers::Wakers;
+use crate::sleep::Sleepers;
 
 /// The longest message copied into the work request, where the device allows it, in bytes.
 pub(crate) const INLINE: u32 = 128;
@@ -104,9 +104,9 @@ impl Link {
         (cq, qp): (CompletionQueue, QueuePair),
         sending: Vec<Buffer>,
         (own, peer): (Sizes, Sizes),
-        wakers: &Arc<Wakers>,
+        sleepers: &Arc<Sleepers>,
     ) -> Self {
-        let free = Home::new(sending.len(), Arc::clone(wakers));
+        let free = Home::new(sending.len(), Arc::clone(sleepers));
         let unsignaled_most = sending.len() / 2;
         for buffer in sending {
             free.put(buffer);
@@ -124,7 +124,7 @@ impl Link {
             },
             inbound: Inbound {
                 arrived: VecDeque::with_capacity(own.chunks.into()),
-                returned: Home::new(own.chunks.into(), Arc::clone(wakers)),
+                returned: Home::new(own.chunks.into(), Arc::clone(sleepers)),
                 ended: false,
             },
             failure: None,

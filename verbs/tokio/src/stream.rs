@@ -4,20 +4,18 @@ use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use doorbell_verbs::{Notify, ProtectionDomain, TokioChannel};
+use doorbell_verbs::ProtectionDomain;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 
 use crate::chunk::SendChunk;
 use crate::config::StreamConfig;
 use crate::connect::{self, ConnectError};
 use crate::link::Link;
-use crate::wakers::{Side, Wakers};
+use crate::sleep::{Bed, Event};
 
 /// Said over TCP when all of the peer's bytes are here: its acknowledgements may be lost once the
 /// queue pair is destroyed.
@@ -36,17 +34,10 @@ pub struct RdmaStream {
     linger: Duration,
 }
 
-// fields: of one connection, each used by both directions
 pub(crate) struct Inner {
     link: Link,
-    channel: TokioChannel,
-    tcp: TcpStream,
+    bed: Bed,
     peer: SocketAddr,
-    wakers: Arc<Wakers>,
-    /// Of `wakers`, for the descriptors.
-    both: Waker,
-    /// An event is on its way as soon as there is a completion.
-    armed: bool,
     /// Turns of the runtime since something happened.
     idle: u32,
     spins: u32,
@@ -62,23 +53,12 @@ impl std::fmt::Debug for Inner {
 }
 
 impl RdmaStream {
-    pub(crate) fn new(
-        link: Link,
-        channel: TokioChannel,
-        tcp: TcpStream,
-        peer: SocketAddr,
-        wakers: Arc<Wakers>,
-        config: &StreamConfig,
-    ) -> Self {
+    pub(crate) fn new(link: Link, bed: Bed, peer: SocketAddr, config: &StreamConfig) -> Self {
         Self {
             inner: Some(Box::new(Inner {
                 link,
-                channel,
-                tcp,
+                bed,
                 peer,
-                both: Waker::from(Arc::clone(&wakers)),
-                wakers,
-                armed: false,
                 idle: 0,
                 spins: config.spins,
                 said_done: false,
@@ -114,7 +94,7 @@ impl RdmaStream {
     /// `ConnectionReset` when the peer is gone, `InvalidData` when it breaks the protocol.
     pub async fn read_bytes(&mut self) -> io::Result<Option<Bytes>> {
         let inner = self.get_mut();
-        let bytes = poll_fn(|cx| inner.poll(Side::Read, cx, Link::take)).await?;
+        let bytes = poll_fn(|cx| inner.poll(cx, Link::take)).await?;
         Ok((!bytes.is_empty()).then_some(bytes))
     }
 
@@ -126,7 +106,7 @@ impl RdmaStream {
     /// As of [`write`](tokio::io::AsyncWriteExt::write).
     pub async fn reserve(&mut self, len: usize) -> io::Result<SendChunk> {
         let inner = self.get_mut();
-        poll_fn(|cx| inner.poll(Side::Write, cx, |link| link.reserve(len))).await
+        poll_fn(|cx| inner.poll(cx, |link| link.reserve(len))).await
     }
 
     /// Sends a reserved buffer without a copy. Waits while the peer reads slowly: dropped before it
@@ -137,7 +117,7 @@ impl RdmaStream {
     /// stream.
     pub async fn send(&mut self, mut chunk: SendChunk) -> io::Result<()> {
         let inner = self.get_mut();
-        poll_fn(|cx| inner.poll(Side::Write, cx, |link| link.send(&mut chunk))).await
+        poll_fn(|cx| inner.poll(cx, |link| link.send(&mut chunk))).await
     }
 
     fn get(&self) -> &Inner {
@@ -153,14 +133,14 @@ impl Inner {
     /// Drives the connection until `attempt` has a result.
     fn poll<T>(
         &mut self,
-        side: Side,
         cx: &mut Context<'_>,
         mut attempt: impl FnMut(&mut Link) -> io::Result<Option<T>>,
     ) -> Poll<io::Result<T>> {
         loop {
             if self.link.drive() {
                 self.idle = 0;
-                self.wakers.wake_other(side);
+                // The task of the other direction may sleep.
+                self.bed.sleepers().wake_all();
             }
             self.say_done();
             match attempt(&mut self.link) {
@@ -173,74 +153,37 @@ impl Inner {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            ready!(self.poll_events(side, cx));
-            self.wakers.wake_other(side);
+            let event = ready!(self.bed.poll(&mut self.link.cq, cx));
+            self.take(event);
         }
     }
 
-    /// Sleeps until the completion queue or the TCP connection has something.
-    fn poll_events(&mut self, side: Side, cx: &mut Context<'_>) -> Poll<()> {
-        self.wakers.sleep(side, cx.waker());
-        if !self.armed {
-            if let Err(error) = self.link.cq.arm(Notify::Any) {
-                self.link.fail(io::ErrorKind::Other, &error.to_string());
-                return Poll::Ready(());
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Completions => {}
+            Event::Byte(DONE) => self.link.acknowledge(),
+            Event::Byte(_) => self
+                .link
+                .fail(io::ErrorKind::InvalidData, "the peer is no stream of this kind"),
+            Event::PeerGone(error) => {
+                // What it sent before is in the completion queue.
+                while self.link.drive() {}
+                self.link
+                    .fail(io::ErrorKind::ConnectionReset, &format!("the peer is gone: {error}"));
             }
-            self.armed = true;
-            // What came before raises no event.
-            if self.link.drive() {
-                return Poll::Ready(());
-            }
+            Event::Device(error) => self.link.fail(io::ErrorKind::Other, &error.to_string()),
         }
-        let mut both = Context::from_waker(&self.both);
-        if let Poll::Ready(events) = self.channel.poll_events(&mut both) {
-            self.armed = false;
-            if let Err(error) = events {
-                self.link.fail(io::ErrorKind::Other, &error.to_string());
-            }
-            return Poll::Ready(());
-        }
-        self.poll_tcp()
-    }
-
-    /// The TCP connection has the peer's last word: that it has everything, or that it is gone.
-    fn poll_tcp(&mut self) -> Poll<()> {
-        let mut both = Context::from_waker(&self.both);
-        loop {
-            if let Err(error) = ready!(self.tcp.poll_read_ready(&mut both)) {
-                self.link.fail(error.kind(), &error.to_string());
-                return Poll::Ready(());
-            }
-            let mut byte = [0];
-            match self.tcp.try_read(&mut byte) {
-                Ok(1) if byte == [DONE] => self.link.acknowledge(),
-                Ok(0) => self.peer_gone("the peer is gone"),
-                Ok(_) => self
-                    .link
-                    .fail(io::ErrorKind::InvalidData, "the peer is no stream of this kind"),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-                Err(error) => self.peer_gone(&error.to_string()),
-            }
-            return Poll::Ready(());
-        }
-    }
-
-    /// What it sent before is in the completion queue.
-    fn peer_gone(&mut self, text: &str) {
-        while self.link.drive() {}
-        self.link.fail(io::ErrorKind::ConnectionReset, text);
     }
 
     fn say_done(&mut self) {
         if self.link.has_ended() && !self.said_done {
-            // One byte on a connection that carries few always fits; a peer that is gone needs none.
-            let _ = self.tcp.try_write(&[DONE]);
+            self.bed.say(DONE);
             self.said_done = true;
         }
     }
 
     fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.poll(Side::Write, cx, |link| Ok(link.shut_down()?.then_some(())))
+        self.poll(cx, |link| Ok(link.shut_down()?.then_some(())))
     }
 }
 
@@ -251,7 +194,7 @@ impl AsyncRead for RdmaStream {
         }
         let inner = self.get_mut().get_mut();
         let bytes = into.initialize_unfilled();
-        let len = ready!(inner.poll(Side::Read, cx, |link| link.read(bytes)))?;
+        let len = ready!(inner.poll(cx, |link| link.read(bytes)))?;
         into.advance(len);
         Poll::Ready(Ok(()))
     }
@@ -268,7 +211,7 @@ impl AsyncWrite for RdmaStream {
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let inner = self.get_mut().get_mut();
-        inner.poll(Side::Write, cx, |link| link.write(bytes))
+        inner.poll(cx, |link| link.write(bytes))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -292,7 +235,7 @@ impl futures_io::AsyncRead for RdmaStream {
         if into.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        inner.poll(Side::Read, cx, |link| link.read(into))
+        inner.poll(cx, |link| link.read(into))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Streams between two devices of one process.
+//! Byte streams.
 
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
@@ -6,25 +6,13 @@ use std::pin::{Pin, pin};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
+use doorbell::exchange::Exchange;
+use doorbell::{CompletionQueue, Local, QueuePair};
 use doorbell_test::Context;
 use doorbell_tokio::{ConnectError, RdmaListener, RdmaStream, StreamConfig};
-use doorbell_verbs::exchange::Exchange;
-use doorbell_verbs::{CompletionQueue, Local, QueuePair};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
-type Error = Box<dyn std::error::Error + Send + Sync>;
-type Result<T = ()> = std::result::Result<T, Error>;
-
-/// Ends a test that stands still.
-const LIMIT: Duration = Duration::from_secs(60);
-
-fn run<T>(test: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
-    runtime.block_on(async { tokio::time::timeout(LIMIT, test).await? })
-}
+use crate::{LIMIT, Result, run};
 
 async fn pair(a: &Context, b: &Context, config: StreamConfig) -> Result<(RdmaStream, RdmaStream)> {
     let mut listener = RdmaListener::bind("127.0.0.1:0", a.protection_domain()?, config.clone()).await?;
