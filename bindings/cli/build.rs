@@ -1,9 +1,9 @@
 //! Builds the drop-in libraries, and writes the list of them that `main.rs` includes.
 //!
-//! A cdylib cannot be a dependency, so another cargo builds them: from this manifest, in which a cfg
-//! makes them dependencies, so that they are where this package's other sources are, in the
-//! repository or a registry; in a target folder of its own, as the outer cargo holds the lock of its
-//! folder.
+//! A cdylib cannot be linked as a dependency, so another cargo builds them. It has this manifest,
+//! in which a cfg makes them dependencies: their sources are where those of this package's others
+//! are, in the repository or a registry. Its target folder is its own, as the outer cargo holds the
+//! lock of the other one.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
