@@ -101,3 +101,38 @@ fn architecture(target: &str) -> Result<&'static str> {
         _ => bail!("Debian's name for {target} is unknown"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Paragraphs of fields, whose texts continue on lines that begin with a space.
+    #[test]
+    fn the_copyright_is_in_debians_form() {
+        let text = copyright("https://example.org/doorbell").unwrap();
+        let paragraphs: Vec<_> = text.split("\n\n").collect();
+        let of = |name: &str| {
+            let found = paragraphs.iter().find(|paragraph| paragraph.starts_with(name));
+            found.unwrap_or_else(|| panic!("no {name} in {text}"))
+        };
+        assert_eq!(paragraphs.len(), 4, "{text}");
+        assert!(of("Format: ").contains("\nSource: https://example.org/doorbell\n"));
+        assert!(of("Files: *\nCopyright: 20").ends_with("\nLicense: Expat or Apache-2.0"));
+        assert!(of("License: Expat\n Permission is hereby granted").contains("\n .\n THE SOFTWARE IS PROVIDED"));
+        for line in text.lines().filter(|line| !line.is_empty()) {
+            let is_field = line
+                .split_once(": ")
+                .is_some_and(|(name, _)| name.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b'-'));
+            assert!(is_field || line.starts_with(' '), "{line}");
+        }
+    }
+
+    #[test]
+    fn sums_are_md5s() {
+        let files = [File::new("share/a", "abc"), File::new("share/b", "")];
+        assert_eq!(
+            md5sums(&files).unwrap(),
+            "900150983cd24fb0d6963f7d28e17f72  usr/share/a\nd41d8cd98f00b204e9800998ecf8427e  usr/share/b\n"
+        );
+    }
+}
