@@ -1,7 +1,9 @@
 //! Builds the drop-in libraries, and writes the list of them that `main.rs` includes.
 //!
-//! A cdylib cannot be a dependency, so another cargo builds them: in a target folder of its own, as
-//! the outer cargo holds the lock of its folder.
+//! A cdylib cannot be linked as a dependency, so another cargo builds them. It has this manifest,
+//! in which a cfg makes them dependencies: their sources are where those of this package's others
+//! are, in the repository or a registry. Its target folder is its own, as the outer cargo holds the
+//! lock of the other one.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -20,18 +22,21 @@ const LEVEL: u8 = 9;
 
 fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    for sources in [
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // In a registry nothing changes.
+    let beside = [
         "softroce",
         "gpudirect/cuda",
         "verbs/sys",
         "verbs/threads",
         "verbs/trust",
-        "Cargo.lock",
-    ] {
-        println!("cargo::rerun-if-changed={}", workspace.join(sources).display());
+    ];
+    let beside = beside.map(|folder| sources.join("../..").join(folder));
+    let watched = beside.into_iter().filter(|folder| folder.is_dir());
+    for path in watched.chain([sources.join("Cargo.lock")]) {
+        println!("cargo::rerun-if-changed={}", path.display());
     }
-    let folder = build(&workspace, &out.join("libraries"));
+    let folder = build(sources, &out.join("libraries"));
     let mut list = "[\n".to_owned();
     for (_, name) in LIBRARIES {
         let bytes = fs::read(folder.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -48,15 +53,19 @@ fn main() {
 }
 
 /// Returns the folder with the libraries.
-fn build(workspace: &Path, target: &Path) -> PathBuf {
+fn build(sources: &Path, target: &Path) -> PathBuf {
     let triple = env::var("TARGET").expect("cargo sets TARGET");
+    let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
+    let flags = flags.split('\x1f').filter(|flag| !flag.is_empty());
+    let flags: Vec<_> = flags.chain(["--cfg", "doorbell_libraries"]).collect();
     let mut cargo = Command::new(env::var_os("CARGO").expect("cargo sets CARGO"));
     cargo
         .args(["build", "--release", "--locked", "--target", &triple])
         .args(LIBRARIES.iter().flat_map(|(package, _)| ["--package", package]))
         .arg("--target-dir")
         .arg(target)
-        .current_dir(workspace);
+        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
+        .current_dir(sources);
     // What the outer cargo says of this package is not for those.
     for (name, _) in env::vars_os() {
         let text = name.to_string_lossy();

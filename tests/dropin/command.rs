@@ -186,6 +186,24 @@ fn a_shell_can_take_the_variables() {
     assert!(refused.contains("others can write to it"), "{refused}");
 }
 
+/// A command may change its user, who then needs the libraries and the files; and a file that
+/// another user could write would be run by this one.
+#[test]
+fn others_can_read_the_folder_and_not_change_it() {
+    let doorbell = built().join("doorbell");
+    let script = r#"
+        umask $1
+        exec "$2" run -- sh -c 'umask; find "${LD_LIBRARY_PATH%%:*}/.." \
+            \( -type f ! -perm 644 -o -type d ! -perm 755 \) -exec ls -ld {} +'"#;
+    for mask in ["0000", "0077"] {
+        let mut command = Command::new("sh");
+        command.args(["-euc", script, "sh", mask]).arg(&doorbell);
+        command.env("DOORBELL_SOFT_ADDR", address());
+        let output = command.output().expect("a shell");
+        assert_eq!(texts(&output), (format!("{mask}\n"), String::new()));
+    }
+}
+
 #[test]
 fn a_program_that_cannot_be_served_is_reported() {
     let folder = tempfile::tempdir().expect("a temporary folder");

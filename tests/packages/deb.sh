@@ -33,6 +33,8 @@ list() {
 
 list > "$root/tmp/before"
 chroot "$root" dpkg -i /tmp/doorbell.deb
+chroot "$root" dpkg --verify doorbell
+test -s "$root/usr/share/doc/doorbell/copyright"
 chroot "$root" doorbell bw write -n 1000
 chroot "$root" doorbell run -- true
 chroot "$root" dpkg --purge doorbell

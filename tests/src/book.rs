@@ -1,4 +1,5 @@
-//! The Rust examples of docs/book, compiled (and run, unless `no_run`) as doctests of this crate.
+//! The Rust examples of docs/book and of the READMEs of crates, compiled (and run, unless `no_run`)
+//! as doctests of this crate.
 
 macro_rules! pages {
     ($($name:ident = $path:literal;)*) => { $(
@@ -23,4 +24,6 @@ pages! {
     Tasks = "guide/tasks.md";
     Recover = "guide/recover.md";
     GpuMemory = "guide/gpu-memory.md";
+    Doorbell = "../../../bindings/doorbell/README.md";
+    DoorbellTest = "../../../bindings/test/README.md";
 }

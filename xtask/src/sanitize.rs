@@ -261,11 +261,23 @@ fn suppressions(file: &str) -> PathBuf {
 }
 
 pub(crate) fn host() -> Result<String> {
+    rustc_version("host")
+}
+
+/// A line of `rustc -vV`.
+pub(crate) fn rustc_version(name: &str) -> Result<String> {
+    let said = rustc("-vV")?;
+    let mut lines = said.lines().filter_map(|line| line.split_once(": "));
+    let line = lines.find(|(is, _)| *is == name);
+    let (_, value) = line.with_context(|| format!("rustc -vV names no {name}"))?;
+    Ok(value.to_owned())
+}
+
+/// What rustc prints for this argument.
+pub(crate) fn rustc(argument: &str) -> Result<String> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let output = Command::new(rustc).arg("-vV").output().context("cannot run rustc")?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    let host = said.lines().find_map(|line| line.strip_prefix("host: "));
-    Ok(host.context("rustc -vV names no host")?.to_owned())
+    let output = Command::new(rustc).arg(argument).output().context("cannot run rustc")?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 #[cfg(test)]

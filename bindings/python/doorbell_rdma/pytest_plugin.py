@@ -11,6 +11,9 @@ import pytest
 
 from doorbell_rdma import command
 
+# The options with which pytest has started again, for it and what it starts.
+STARTED_WITH = "DOORBELL_PYTEST_OPTIONS"
+
 
 def pytest_addoption(parser):
     group = parser.getgroup("doorbell")
@@ -28,17 +31,23 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config, parser, args):
-    options = early_config.known_args_namespace
-    wanted = options.doorbell or options.doorbell_options is not None
-    # The command sets it for the programs that it runs.
-    if not wanted or "DOORBELL_START" in os.environ:
+    wanted = early_config.known_args_namespace
+    options = wanted.doorbell_options
+    if options is None:
+        # The command sets the variable for the programs that it runs.
+        if not wanted.doorbell or "DOORBELL_START" in os.environ:
+            return
+    elif os.environ.get(STARTED_WITH) == options:
         return
+    else:
+        # Under doorbell run too: that of these options is then the inner one.
+        os.environ[STARTED_WITH] = options
     capture = early_config.pluginmanager.getplugin("capturemanager")
     if capture is not None:
         # Output has gone to files since pytest started.
         capture.suspend_global_capture(in_=True)
     program = command()
-    run = [program, "run", *shlex.split(options.doorbell_options or ""), "--"]
+    run = [program, "run", *shlex.split(options or ""), "--"]
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(program, [*run, *_this_pytest(), *early_config.invocation_params.args])

@@ -1,21 +1,16 @@
-//! Drop-in libraries that are in the program itself, unpacked on use into a folder of the user's.
-//!
-//! What another user could have written is never loaded: only this user can change the folder and
-//! the files, and each file has the digest that the build computed. They are checked on each use,
-//! and written anew where they differ.
+//! Drop-in libraries that are in the program itself, unpacked into the folder that each `doorbell
+//! run` and `doorbell env` makes.
 
-use std::fs::{self, OpenOptions, Permissions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::fs::{self, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process;
 use std::sync::OnceLock;
 
 use miniz_oxide::inflate::decompress_to_vec_with_limit;
-use nix::fcntl::OFlag;
+use nix::sys::statvfs::{FsFlags, statvfs};
 use sha2::{Digest, Sha256};
-
-use super::folder;
 
 /// A library in a program.
 #[derive(Debug)]
@@ -30,9 +25,7 @@ pub struct EmbeddedLibrary {
     pub sha256: [u8; 32],
 }
 
-/// Only this user may enter the folder.
-const FOLDER_MODE: u32 = 0o700;
-const FILE_MODE: u32 = 0o500;
+const MODE: u32 = 0o644;
 
 static EMBEDDED: OnceLock<&[EmbeddedLibrary]> = OnceLock::new();
 
@@ -41,191 +34,77 @@ pub(crate) fn set(libraries: &'static [EmbeddedLibrary]) {
     EMBEDDED.get_or_init(|| libraries);
 }
 
-/// The folder with the libraries, if the program has any.
-pub(super) fn find() -> Option<Result<PathBuf, String>> {
-    let libraries = EMBEDDED.get().filter(|libraries| !libraries.is_empty())?;
-    Some(cache().and_then(|cache| unpack(&cache, libraries)))
+/// What this program has, if anything.
+pub(super) fn get() -> Option<&'static [EmbeddedLibrary]> {
+    EMBEDDED.get().copied().filter(|libraries| !libraries.is_empty())
 }
 
-/// `$XDG_CACHE_HOME/doorbell` or `~/.cache/doorbell`; without a home, what `doorbell env` has.
-fn cache() -> Result<PathBuf, String> {
-    let folder = |name| {
-        let value = doorbell_trust::variable(name).map(PathBuf::from);
-        value.filter(|folder| folder.is_absolute())
-    };
-    let home = || folder("HOME").map(|home| home.join(".cache"));
-    match folder("XDG_CACHE_HOME").or_else(home) {
-        Some(cache) if fs::create_dir_all(&cache).is_ok() => Ok(cache.join("doorbell")),
-        _ => folder::permanent().map(|folder| folder.join("libraries")),
+/// Writes them to a folder that only this user can change.
+pub(super) fn unpack(folder: &Path, libraries: &[EmbeddedLibrary]) -> io::Result<()> {
+    if statvfs(folder)?.flags().contains(FsFlags::ST_NOEXEC) {
+        return Err(io::Error::other("mounted noexec: no library can be loaded from there"));
     }
-}
-
-fn unpack(cache: &Path, libraries: &[EmbeddedLibrary]) -> Result<PathBuf, String> {
-    let cannot = |e: io::Error| {
-        format!(
-            "cannot unpack the drop-in libraries in {}: {e}; set XDG_CACHE_HOME or DOORBELL_LIBRARY_DIR to another folder",
-            cache.display()
-        )
-    };
-    own_folder(cache).map_err(cannot)?;
-    // Without symbolic links, so that the folders above are those that are checked.
-    let cache = cache.canonicalize().map_err(cannot)?;
-    unchangeable_by_others(&cache).map_err(cannot)?;
-    // A folder for each build, as another one's libraries may be in use.
-    let build: String = libraries
-        .iter()
-        .flat_map(|library| &library.sha256[..4])
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    let folder = cache.join(build);
-    own_folder(&folder).map_err(cannot)?;
-    for library in libraries {
-        let path = folder.join(library.name);
-        if check(&path, library).is_err() {
-            write(&path, library)
-                .and_then(|()| check(&path, library))
-                .map_err(cannot)?;
+    libraries.iter().try_for_each(|library| {
+        let new = folder.join(format!(".{}-{}", library.name, process::id()));
+        let written = write(&new, library).and_then(|()| fs::rename(&new, folder.join(library.name)));
+        if written.is_err() {
+            let _ = fs::remove_file(&new);
         }
-    }
-    Ok(folder)
+        written
+    })
 }
 
-/// Creates it, or refuses one that others can enter.
-fn own_folder(folder: &Path) -> io::Result<()> {
-    match folder::is_own(folder, FOLDER_MODE)? {
-        true => Ok(()),
-        false => Err(refused(folder, "is another's, or others can enter it: remove it")),
-    }
-}
-
-/// Refuses a path of which another user can replace a folder. In one with the sticky bit, as /tmp,
-/// only the owner of a folder can.
-fn unchangeable_by_others(folder: &Path) -> io::Result<()> {
-    const STICKY: u32 = 0o1000;
-    for folder in folder.ancestors().skip(1) {
-        let there = fs::symlink_metadata(folder)?;
-        let of_others = there.uid() != 0 && !doorbell_trust::is_own_user(there.uid());
-        if of_others || (there.mode() & 0o022 != 0 && there.mode() & STICKY == 0) {
-            return Err(refused(folder, "can be changed by others"));
-        }
-    }
-    Ok(())
-}
-
-fn refused(path: &Path, why: &str) -> io::Error {
-    io::Error::other(format!("{} {why}", path.display()))
-}
-
-fn check(path: &Path, library: &EmbeddedLibrary) -> io::Result<()> {
-    let mut file = OpenOptions::new()
-        .read(true)
-        .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
-        .open(path)?;
-    let there = file.metadata()?;
-    let is_own = there.is_file() && doorbell_trust::is_own_user(there.uid());
-    if !is_own || there.mode() & 0o7777 != FILE_MODE || there.len() != library.bytes as u64 {
-        return Err(refused(path, "is not the file that was unpacked"));
-    }
-    let mut content = Vec::with_capacity(library.bytes);
-    file.read_to_end(&mut content)?;
-    if Sha256::digest(&content)[..] != library.sha256 {
-        return Err(refused(path, "has another content than what was unpacked"));
-    }
-    Ok(())
-}
-
-/// By a rename, as the file may be in use.
-fn write(path: &Path, library: &EmbeddedLibrary) -> io::Result<()> {
+/// Under a name of its own at first: programs may be using the file of an earlier `doorbell env`.
+fn write(new: &Path, library: &EmbeddedLibrary) -> io::Result<()> {
+    let wrong = |what: &str| io::Error::other(format!("{} {what}", library.name));
     let content = decompress_to_vec_with_limit(library.deflated, library.bytes)
-        .map_err(|e| io::Error::other(format!("{} in this program: {e:?}", library.name)))?;
-    let new = path.with_file_name(format!(".{}-{}", library.name, process::id()));
+        .map_err(|e| wrong(&format!("in this program: {e:?}")))?;
     // Left by an earlier process of this number.
-    let _ = fs::remove_file(&new);
-    let mut file = doorbell_trust::create_file(&new)?;
-    let written = file
-        .write_all(&content)
-        .and_then(|()| file.set_permissions(Permissions::from_mode(FILE_MODE)))
-        .and_then(|()| fs::rename(&new, path));
-    if written.is_err() {
-        let _ = fs::remove_file(&new);
+    let _ = fs::remove_file(new);
+    let mut file = doorbell_trust::create_file(new)?;
+    file.write_all(&content)?;
+    file.set_permissions(Permissions::from_mode(MODE))?;
+    if Sha256::digest(fs::read(new)?)[..] == library.sha256 {
+        Ok(())
+    } else {
+        Err(wrong("reads back with another content"))
     }
-    written
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
-
     use miniz_oxide::deflate::compress_to_vec;
 
     use super::*;
 
     const CONTENT: &[u8] = b"a library";
 
-    fn library() -> EmbeddedLibrary {
+    fn library(sha256: [u8; 32]) -> EmbeddedLibrary {
         EmbeddedLibrary {
             name: "lib.so",
             deflated: compress_to_vec(CONTENT, 6).leak(),
             bytes: CONTENT.len(),
-            sha256: Sha256::digest(CONTENT).into(),
+            sha256,
         }
     }
 
-    fn mode(path: &Path) -> u32 {
-        fs::symlink_metadata(path).unwrap().mode() & 0o7777
-    }
-
     #[test]
-    fn a_library_is_unpacked_once_and_again_when_it_was_changed() {
-        let home = tempfile::tempdir().unwrap();
-        let cache = home.path().join("doorbell");
-        let library = [library()];
-        let folder = unpack(&cache, &library).unwrap();
-        let file = folder.join("lib.so");
-        assert_eq!((mode(&cache), mode(&folder), mode(&file)), (0o700, 0o700, 0o500));
-        let inode = || fs::symlink_metadata(&file).unwrap().ino();
-        let first = inode();
-        assert_eq!(unpack(&cache, &library).unwrap(), folder);
-        assert_eq!(inode(), first, "unpacked twice");
-        let elsewhere = home.path().join("elsewhere");
-        fs::write(&elsewhere, "b library").unwrap();
-        let changes: [&dyn Fn(); 4] = [
-            &|| fs::write(&file, "b library").unwrap(),
-            &|| fs::set_permissions(&file, Permissions::from_mode(0o700)).unwrap(),
-            &|| fs::remove_file(&file).unwrap(),
-            &|| {
-                fs::remove_file(&file).unwrap();
-                symlink(&elsewhere, &file).unwrap();
-            },
-        ];
-        for change in changes {
-            fs::set_permissions(&file, Permissions::from_mode(0o700)).unwrap();
-            change();
-            unpack(&cache, &library).unwrap();
-            assert_eq!(fs::read(&file).unwrap(), CONTENT);
-            assert_eq!(mode(&file), 0o500);
-        }
-        assert_eq!(fs::read(&elsewhere).unwrap(), b"b library");
-        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
-    }
+    fn libraries_are_written_anew_and_checked() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("lib.so");
+        let right = [library(Sha256::digest(CONTENT).into())];
+        unpack(folder.path(), &right).unwrap();
+        let mode = fs::metadata(&file).unwrap().permissions().mode() & 0o7777;
+        assert_eq!((fs::read(&file).unwrap().as_slice(), mode), (CONTENT, 0o644));
+        // A program that has the old one keeps it.
+        fs::write(&file, "an old one").unwrap();
+        let used = fs::File::open(&file).unwrap();
+        unpack(folder.path(), &right).unwrap();
+        assert_eq!(fs::read(&file).unwrap(), CONTENT);
+        assert_eq!(io::read_to_string(used).unwrap(), "an old one");
 
-    #[test]
-    fn a_folder_that_others_can_change_is_refused() {
-        let home = tempfile::tempdir().unwrap();
-        let library = [library()];
-        let shared = home.path().join("shared");
-        fs::create_dir(&shared).unwrap();
-        fs::set_permissions(&shared, Permissions::from_mode(0o777)).unwrap();
-        let why = unpack(&shared.join("doorbell"), &library).unwrap_err();
-        assert!(why.contains("can be changed by others"), "{why}");
-        // As in /tmp.
-        fs::set_permissions(&shared, Permissions::from_mode(0o1777)).unwrap();
-        let folder = unpack(&shared.join("doorbell"), &library).unwrap();
-        fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
-        let why = unpack(&shared.join("doorbell"), &library).unwrap_err();
-        assert!(why.contains("others can enter it"), "{why}");
-        symlink(home.path(), home.path().join("link")).unwrap();
-        let why = unpack(&home.path().join("link"), &library).unwrap_err();
-        assert!(why.contains("is another's"), "{why}");
+        let why = unpack(folder.path(), &[library([0; 32])]).unwrap_err().to_string();
+        assert!(why.contains("another content"), "{why}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

@@ -10,13 +10,32 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::{env, mem, process};
 
+use nix::sys::stat::{Mode, umask};
 use nix::unistd::{Uid, mkdtemp};
 
+use super::library::Libraries;
 use super::sysfs::{Content, File};
 use super::{Variable, after, before, library, owner};
 
 /// World-readable: the command may become another user, who needs the libraries too.
 const MODE: u32 = 0o755;
+/// That of the umask with which folders and files get such modes.
+const WITHHELD: Mode = Mode::S_IWGRP.union(Mode::S_IWOTH);
+
+/// While it exists, what this process creates has such modes, whatever the user's umask is.
+struct Umask(Mode);
+
+impl Umask {
+    fn set() -> Self {
+        Self(umask(WITHHELD))
+    }
+}
+
+impl Drop for Umask {
+    fn drop(&mut self) {
+        umask(self.0);
+    }
+}
 
 /// A folder that is removed with its content when dropped.
 #[derive(Debug)]
@@ -47,23 +66,17 @@ impl Drop for TempDir {
     }
 }
 
-/// A folder for one command, removed when dropped. Only this user can write to it: a library placed
-/// there by another user would run as this one.
-pub(crate) fn temporary() -> Result<TempDir, String> {
-    let first = env::temp_dir();
-    let create = |parent: &Path| {
+/// A folder for one command, removed when dropped, and the one that has the libraries. Only this
+/// user can write to it: a library placed there by another user would run as this one.
+pub(crate) fn temporary(libraries: &Libraries) -> Result<(TempDir, PathBuf), String> {
+    // Of a read-only system the others are often the only folders that can be written.
+    let parents = [env::temp_dir()].into_iter().chain(runtime());
+    first(parents.chain([PathBuf::from("/dev/shm")]), |parent| {
         owner::sweep(parent);
         let folder = TempDir::create(parent, owner::PREFIX)?;
-        owner::add_self(folder.path()).map(|()| folder)
-    };
-    create(&first).or_else(|error| {
-        // Of a read-only system these are often the only folders that can be written.
-        let others = runtime().into_iter().chain([PathBuf::from("/dev/shm")]);
-        let reason = format!(
-            "cannot make a folder in {}: {error}; set TMPDIR to one that can be written",
-            first.display()
-        );
-        others.into_iter().find_map(|parent| create(&parent).ok()).ok_or(reason)
+        owner::add_self(folder.path())?;
+        let libraries = libraries.provide(folder.path())?;
+        Ok((folder, libraries))
     })
 }
 
@@ -72,37 +85,70 @@ fn runtime() -> Option<PathBuf> {
     folder.filter(|folder| folder.is_dir())
 }
 
-/// The user's permanent folder: in `XDG_RUNTIME_DIR`, or else where temporary files are.
-pub(crate) fn permanent() -> Result<PathBuf, String> {
-    let user = Uid::current();
-    let folder = runtime().map_or_else(
-        || env::temp_dir().join(format!("doorbell-{user}")),
-        |runtime| runtime.join("doorbell"),
-    );
-    let cannot = |e: io::Error| {
-        format!(
-            "cannot make {}: {e}; set TMPDIR to a folder that can be written",
-            folder.display()
-        )
-    };
-    if !is_own(&folder, MODE).map_err(cannot)? {
-        return Err(format!(
-            "{} is another's, or others can write to it: remove it, or set TMPDIR to another folder",
-            folder.display()
-        ));
-    }
-    Ok(folder)
+/// The user's permanent folder, in `XDG_RUNTIME_DIR` or else where temporary files are, and the one
+/// that has the libraries.
+pub(crate) fn permanent(libraries: &Libraries) -> Result<(PathBuf, PathBuf), String> {
+    let name = format!("doorbell-{}", Uid::current());
+    first(runtime().into_iter().chain([env::temp_dir()]), |parent| {
+        let folder = parent.join(&name);
+        own(&folder)?;
+        let libraries = libraries.provide(&folder)?;
+        Ok((folder, libraries))
+    })
 }
 
-/// Creates the folder, unless it exists. Returns whether it is this user's, and gives others no
-/// more than `mode`.
-pub(super) fn is_own(folder: &Path, mode: u32) -> io::Result<bool> {
-    match DirBuilder::new().mode(mode).create(folder) {
+/// What can be created in the first of the folders in which it can.
+fn first<T>(parents: impl IntoIterator<Item = PathBuf>, create: impl Fn(&Path) -> io::Result<T>) -> Result<T, String> {
+    let _umask = Umask::set();
+    let mut reasons = Vec::new();
+    for parent in parents {
+        // Without symbolic links, so that the folders above are those that are checked.
+        let created = parent.canonicalize().and_then(|parent| {
+            unchangeable_by_others(&parent)?;
+            create(&parent)
+        });
+        match created {
+            Ok(created) => return Ok(created),
+            Err(e) => reasons.push(format!("{}: {e}", parent.display())),
+        }
+    }
+    Err(format!(
+        "there is no place for the drop-in libraries ({}): set TMPDIR to another folder",
+        reasons.join("; ")
+    ))
+}
+
+/// Refuses a folder whose path another user can replace. In one with the sticky bit, as /tmp, only
+/// the owner of a folder can. In a user namespace root may have no mapping.
+fn unchangeable_by_others(folder: &Path) -> io::Result<()> {
+    const STICKY: u32 = 0o1000;
+    for folder in folder.ancestors() {
+        let there = fs::symlink_metadata(folder)?;
+        let uid = there.uid();
+        let of_others = uid != 0 && !doorbell_trust::is_own_user(uid) && doorbell_trust::is_definite(uid);
+        if of_others || (there.mode() & 0o022 != 0 && there.mode() & STICKY == 0) {
+            return Err(refused(folder, "is another's, or others can write to it"));
+        }
+    }
+    Ok(())
+}
+
+/// Creates the folder, unless this user has it already.
+fn own(folder: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(MODE).create(folder) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
         _ => {}
     }
     let there = fs::symlink_metadata(folder)?;
-    Ok(there.is_dir() && doorbell_trust::is_own_user(there.uid()) && there.mode() & 0o077 & !mode == 0)
+    if there.is_dir() && doorbell_trust::is_own_user(there.uid()) && there.mode() & 0o022 == 0 {
+        Ok(())
+    } else {
+        Err(refused(folder, "is another's, or others can write to it: remove it"))
+    }
+}
+
+fn refused(folder: &Path, why: &str) -> io::Error {
+    io::Error::other(format!("{} {why}", folder.display()))
 }
 
 /// Creates the links and the sysfs files in the folder, and returns the variables that make
@@ -113,7 +159,7 @@ pub(crate) fn fill(
     files: Option<&[File]>,
     copies: &[String],
 ) -> io::Result<Vec<Variable>> {
-    let folder = folder.canonicalize()?;
+    let _umask = Umask::set();
     let links = folder.join("lib");
     match fs::create_dir(&links) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
@@ -130,8 +176,8 @@ pub(crate) fn fill(
     let mut variables = vec![("LD_LIBRARY_PATH", before(&links, "LD_LIBRARY_PATH"))];
     if let Some(files) = files {
         link(library::SYSFS, library::SYSFS)?;
-        // The library's own folder outlives the temporary one, but LD_PRELOAD is split at spaces
-        // and colons.
+        // An installed library outlives the temporary folder, but LD_PRELOAD is split at spaces and
+        // colons.
         let itself = libraries.join(library::SYSFS);
         let splits = itself.as_os_str().as_bytes().iter().any(|byte| b" :".contains(byte));
         let preload = if splits { links.join(library::SYSFS) } else { itself };
@@ -142,7 +188,7 @@ pub(crate) fn fill(
             .chain(copies.iter().map(OsStr::new))
             .collect();
         variables.push(("LD_PRELOAD", after("LD_PRELOAD", &preloads)));
-        variables.push(("DOORBELL_VIEW", write(&folder, files)?.into()));
+        variables.push(("DOORBELL_VIEW", write(folder, files)?.into()));
     }
     Ok(variables)
 }
@@ -180,8 +226,9 @@ mod tests {
 
     #[test]
     fn a_folder_can_be_filled_twice() {
-        let folder = temporary().unwrap();
-        let path = folder.path().canonicalize().unwrap();
+        let (folder, libraries) = temporary(&Libraries::Installed("/first".into())).unwrap();
+        assert_eq!(libraries, Path::new("/first"));
+        let path = folder.path();
         let line = "1: CA\n".to_owned();
         let files = [
             (
@@ -191,7 +238,7 @@ mod tests {
             ("dev/infiniband/uverbs0".to_owned(), Content::Link("/dev/null".into())),
         ];
         for libraries in ["/first", "/second one"] {
-            let variables = fill(folder.path(), Path::new(libraries), Some(&files), &[]).unwrap();
+            let variables = fill(path, Path::new(libraries), Some(&files), &[]).unwrap();
             let value = |name| &variables.iter().find(|(is, _)| *is == name).unwrap().1;
             assert!(
                 value("LD_LIBRARY_PATH")
@@ -210,7 +257,32 @@ mod tests {
             library::NAMES.len() + 1
         );
         // The links, the files, and the owners.
-        assert_eq!(fs::read_dir(&path).unwrap().count(), 3);
-        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o022, 0);
+        assert_eq!(fs::read_dir(path).unwrap().count(), 3);
+        assert_eq!(fs::metadata(path).unwrap().mode() & 0o022, 0);
+    }
+
+    #[test]
+    fn a_folder_that_others_can_replace_is_passed_over() {
+        let home = tempfile::tempdir().unwrap();
+        let [shared, own] = ["shared", "own"].map(|name| {
+            let folder = home.path().join(name);
+            fs::create_dir(&folder).unwrap();
+            folder
+        });
+        let shared_below = shared.join("below");
+        fs::create_dir(&shared_below).unwrap();
+        let mode = |mode| fs::set_permissions(&shared, Permissions::from_mode(mode)).unwrap();
+        let link = home.path().join("link");
+        symlink(&shared_below, &link).unwrap();
+        let chosen = || first([link.clone(), own.clone()], |parent| Ok(parent.to_owned())).unwrap();
+        let canonical = |folder: &Path| folder.canonicalize().unwrap();
+        assert_eq!(chosen(), canonical(&shared_below));
+        mode(0o777);
+        assert_eq!(chosen(), canonical(&own));
+        // As /tmp has it.
+        mode(0o1777);
+        assert_eq!(chosen(), canonical(&shared_below));
+        let reasons = first([shared, own], |_| Err::<(), _>(io::Error::other("full"))).unwrap_err();
+        assert_eq!(reasons.matches(": full").count(), 2, "{reasons}");
     }
 }

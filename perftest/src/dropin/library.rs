@@ -1,10 +1,11 @@
 //! Finds the drop-in library: beside this program after a build, in `../lib/doorbell` after an
 //! installation, or in `DOORBELL_LIBRARY_DIR`; else in this program.
 
-use std::env;
 use std::path::{Path, PathBuf};
+use std::{env, io};
 
-use crate::dropin::{embedded, own};
+use crate::dropin::embedded::{self, EmbeddedLibrary};
+use crate::dropin::own;
 use crate::failure::Failure;
 
 pub(crate) const FILE: &str = "libdoorbell_dropin.so";
@@ -20,9 +21,25 @@ pub(crate) const NAMES: [&str; 6] = [
     "libmlx5.so",
 ];
 
+pub(crate) enum Libraries {
+    /// In this folder.
+    Installed(PathBuf),
+    Embedded(&'static [EmbeddedLibrary]),
+}
+
+impl Libraries {
+    /// Returns the folder that has them; where they are in this program, that is `folder`.
+    pub(super) fn provide(&self, folder: &Path) -> io::Result<PathBuf> {
+        match self {
+            Self::Installed(installed) => Ok(installed.clone()),
+            Self::Embedded(libraries) => embedded::unpack(folder, libraries).map(|()| folder.to_owned()),
+        }
+    }
+}
+
 /// # Errors
 /// [`Failure::NotRun`] when there is none.
-pub(crate) fn find(with_sysfs: bool) -> Result<PathBuf, Failure> {
+pub(crate) fn find(with_sysfs: bool) -> Result<Libraries, Failure> {
     let wanted: &[&str] = if with_sysfs { &[FILE, SYSFS] } else { &[FILE] };
     let missing = |folder: &Path| wanted.iter().find(|file| !folder.join(file).is_file());
     let chosen = doorbell_trust::variable("DOORBELL_LIBRARY_DIR").filter(|folder| !folder.is_empty());
@@ -39,10 +56,10 @@ pub(crate) fn find(with_sysfs: bool) -> Result<PathBuf, Failure> {
     };
     let found = folders.iter().find(|folder| missing(folder).is_none());
     if let Some(folder) = found.and_then(|folder| folder.canonicalize().ok()) {
-        return Ok(folder);
+        return Ok(Libraries::Installed(folder));
     }
-    if !is_chosen && let Some(unpacked) = embedded::find() {
-        return unpacked.map_err(own);
+    if !is_chosen && let Some(libraries) = embedded::get() {
+        return Ok(Libraries::Embedded(libraries));
     }
     let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
     Err(own(format!(

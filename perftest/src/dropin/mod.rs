@@ -2,7 +2,7 @@
 //!
 //! The loader finds links to the drop-in library by `LD_LIBRARY_PATH`
 //! (docs/decisions/031-doorbell-run.md). `options` has the devices, `library` finds the drop-in
-//! libraries, `embedded` unpacks those that are in the program, `folder` makes the links, `owner`
+//! libraries, `embedded` unpacks those that are in the program, `folder` has the links, `owner`
 //! records the owners, `sysfs` has the files that the preloaded library presents and `pci` the
 //! place of the devices in them, `program` checks the program, `brought` finds libraries that would
 //! bypass the drop-in, in the packages of the interpreter that `python` finds, and `child` runs it.
@@ -58,9 +58,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     if let Some(warning) = program::find(name).and_then(|path| program::why_not_usable(&path)) {
         eprintln!("doorbell: warning: {}: {warning}", one_line(&name.to_string_lossy()));
     }
-    let folder = folder::temporary().map_err(own)?;
+    let libraries = library::find(!args.device.no_sysfs)?;
+    let (folder, libraries) = folder::temporary(&libraries).map_err(own)?;
     let brought = brought::by(name, arguments);
-    let mut variables = environment(folder.path(), &args.device, &configs, &brought.copies)?;
+    let mut variables = environment(folder.path(), &libraries, &args.device, &configs, &brought.copies)?;
     variables.extend(brought.variables());
     // Outages begin in all of its processes at once.
     let start = ("DOORBELL_START", ticks().to_string().into());
@@ -84,8 +85,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
 /// [`Failure::Test`] when stdout cannot be written.
 pub(crate) fn env(args: &EnvArgs) -> Result<(), Failure> {
     let (device, configs) = options::devices(&args.device)?;
-    let folder = folder::permanent().map_err(own)?;
-    let variables = environment(&folder, &args.device, &configs, &[])?;
+    let libraries = library::find(!args.device.no_sysfs)?;
+    let (folder, libraries) = folder::permanent(&libraries).map_err(own)?;
+    let variables = environment(&folder, &libraries, &args.device, &configs, &[])?;
     let lines: Result<Vec<String>, Failure> = variables
         .into_iter()
         .chain(device)
@@ -101,13 +103,13 @@ fn own(message: impl Into<String>) -> Failure {
 /// `copies` are the names of other copies of the libraries, to which the drop-in answers too.
 fn environment(
     folder: &Path,
+    libraries: &Path,
     args: &DropinArgs,
     configs: &[DeviceConfig],
     copies: &[String],
 ) -> Result<Vec<Variable>, Failure> {
-    let libraries = library::find(!args.no_sysfs)?;
     let fill = |files: Option<&[sysfs::File]>| {
-        let mut variables = folder::fill(folder, &libraries, files, copies)
+        let mut variables = folder::fill(folder, libraries, files, copies)
             .map_err(|e| own(format!("cannot set up {}: {e}", folder.display())))?;
         // The program's kernels may wait for messages while its launches wait for the kernels.
         const CONTEXT: &str = "DOORBELL_GPU_CONTEXT";

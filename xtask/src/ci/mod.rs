@@ -11,6 +11,7 @@ mod background;
 mod cargo_test;
 mod guest;
 mod licences;
+mod package;
 pub(crate) mod rows;
 mod safe;
 mod steps;

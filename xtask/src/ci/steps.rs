@@ -3,7 +3,7 @@
 use super::{
     Place, Scope, Step, Verdict,
     cargo_test::{side_by_side, tests},
-    guest, lacking, licences, rows, safe,
+    guest, lacking, licences, package, rows, safe,
 };
 use crate::{
     clients, dist, fuzz, instructions, kernels, platforms, sanitize, setup, soak, target_folder, tidy, workspace,
@@ -18,7 +18,7 @@ use std::{
 
 /// In order: the guest first, which keeps one processor busy while the background uses the others.
 /// In the background: what needs no build first.
-pub(crate) const ALL: [Step; 25] = [
+pub(crate) const ALL: [Step; 26] = [
     Step::new(
         "setup",
         Place::First,
@@ -68,6 +68,12 @@ pub(crate) const ALL: [Step; 25] = [
         Place::Background,
         licences::check,
         "licences and origins of what we depend on",
+    ),
+    Step::new(
+        "package",
+        Place::Background,
+        package::check,
+        "the crates can be published; with --full they build from what is packed, and the command installs",
     ),
     Step::new(
         "advisories",
@@ -152,7 +158,7 @@ pub(crate) const ALL: [Step; 25] = [
         "dist",
         Place::InOrder,
         dist::check,
-        "the packages: the same bytes twice; Debian 12 and 13, three Pythons, cargo install",
+        "the packages: the same bytes twice; Debian 12 and 13, three Pythons",
     ),
 ];
 
@@ -174,8 +180,8 @@ fn set_up(_: Scope) -> Result<Verdict> {
     }
 }
 
-/// Not a member of the workspace either; the step `dist` builds it.
-const CLI: &str = "bindings/cli/Cargo.toml";
+/// Not a member of the workspace either; the step `package` builds it.
+pub(super) const CLI: &str = "bindings/cli/Cargo.toml";
 
 /// The workspace, and the packages of tests/peers that are not its members.
 fn format(_: Scope) -> Result<Verdict> {

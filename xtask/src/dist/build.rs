@@ -72,13 +72,21 @@ pub(super) fn linker(target: &Path) -> PathBuf {
 
 /// Paths of this machine become those of none, in this order: the last one that fits is taken.
 fn flags() -> Result<String> {
+    // As in a toolchain without the sources of the standard library.
+    let standard = format!("/rustc/{}", sanitize::rustc_version("commit-hash")?);
     let maps = [
+        (rust()?, "/rust"),
+        (rust()?.join("lib/rustlib/src/rust"), &standard),
         (cargo_home()?, "/cargo"),
         (workspace(), "/doorbell"),
         (target_folder()?, "/doorbell/target"),
     ];
     let flags = maps.map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display()));
     Ok(flags.join("\x1f"))
+}
+
+fn rust() -> Result<PathBuf> {
+    sanitize::rustc("--print=sysroot").map(PathBuf::from)
 }
 
 fn cargo_home() -> Result<PathBuf> {
@@ -89,7 +97,7 @@ fn cargo_home() -> Result<PathBuf> {
 
 fn no_path_of_this_machine(file: &Path) -> Result<()> {
     let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
-    for folder in [workspace(), cargo_home()?, target_folder()?] {
+    for folder in [workspace(), cargo_home()?, target_folder()?, rust()?] {
         let folder = folder.to_string_lossy();
         let found = bytes.windows(folder.len()).any(|window| window == folder.as_bytes());
         ensure!(!found, "{} has {folder} in it", file.display());

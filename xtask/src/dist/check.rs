@@ -28,14 +28,12 @@ enum Outcome {
 
 pub(crate) fn check(_: Scope) -> Result<Verdict> {
     let folder = target_folder()?.join("dist");
-    let copy = target_folder()?.join("dist-copy");
     let mut tally = Tally::default();
     let made = tally.take("packages", || make(&workspace(), &target_folder()?, &folder));
     if !made {
         return Ok(Verdict::Counted(tally.counts, None));
     }
-    tally.take("the same bytes elsewhere", || same_elsewhere(&folder, &copy));
-    tally.take("cargo install", || script("install.sh", &[&copy]));
+    tally.take("the same bytes elsewhere", || same_elsewhere(&folder));
     tally.take("GitHub's and GitLab's setup", || script("ci.sh", &[&folder]));
     let wheel = find(&folder, ".whl")?;
     for version in PYTHONS {
@@ -48,7 +46,6 @@ pub(crate) fn check(_: Scope) -> Result<Verdict> {
     for suite in SUITES {
         tally.take(&format!("deb in {suite}"), || debian(suite, &package));
     }
-    fs::remove_dir_all(&copy).with_context(|| format!("cannot remove {}", copy.display()))?;
     Ok(Verdict::Counted(tally.counts, None))
 }
 
@@ -85,10 +82,11 @@ fn make(sources: &Path, target: &Path, out: &Path) -> Result<Outcome> {
     succeed(&mut command).map(|_| Outcome::Ok)
 }
 
-/// Leaves the copy of the sources for other checks.
-fn same_elsewhere(first: &Path, copy: &Path) -> Result<Outcome> {
+fn same_elsewhere(first: &Path) -> Result<Outcome> {
+    let copy = &target_folder()?.join("dist-copy");
+    let remove = || fs::remove_dir_all(copy).with_context(|| format!("cannot remove {}", copy.display()));
     if copy.exists() {
-        fs::remove_dir_all(copy).with_context(|| format!("cannot remove {}", copy.display()))?;
+        remove()?;
     }
     for file in sources()? {
         let to = copy.join(&file);
@@ -104,7 +102,7 @@ fn same_elsewhere(first: &Path, copy: &Path) -> Result<Outcome> {
     let sums = |folder: &Path| fs::read_to_string(folder.join(SUMS));
     let (ours, others) = (sums(first)?, sums(&out)?);
     ensure!(ours == others, "built twice, the digests differ:\n{ours}{others}");
-    Ok(Outcome::Ok)
+    remove().map(|()| Outcome::Ok)
 }
 
 /// The files that a clone with the present changes would have.

@@ -21,6 +21,12 @@ pub(super) fn make() -> Result<(String, String)> {
     Ok((version.to_owned(), format!("{bill:#}\n")))
 }
 
+/// Where the sources of the programs are kept.
+pub(super) fn repository() -> Result<String> {
+    let graph = Graph::of(&metadata()?)?;
+    Ok(field(&graph.packages[&graph.roots[0]], "repository"))
+}
+
 /// A package of others.
 pub(super) struct Foreign {
     /// With its version.
