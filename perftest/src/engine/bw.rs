@@ -322,7 +322,7 @@ impl<'a, T: TestTransport, F: Requester<T>> BwLoop<'a, T, F> {
     pub(crate) fn poll(&mut self) -> Result<bool, Failure> {
         let (done, received) = (self.done, self.received);
         let sleeps = self.sleeps && self.has_event_to_come();
-        let TestEnd { cq, qps, shared } = &mut *self.end;
+        let TestEnd { cq, qps, shared, .. } = &mut *self.end;
         for completion in completions(cq, sleeps)? {
             let index = usize::try_from(completion.tag()).unwrap_or(usize::MAX);
             if let Err(failure) = completion.check() {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use doorbell_verbs::cm::Connection;
 use doorbell_verbs::{
     CompletionError as Completed, CompletionQueue, Completions, PostError, QueuePair, SharedReceiveQueue,
 };
@@ -42,6 +43,8 @@ pub(crate) struct TestEnd<T: TestTransport> {
     pub(crate) qps: Vec<TestQp<T>>,
     /// The shared receive queue of transports that have one.
     pub(crate) shared: Option<SharedReceiveQueue>,
+    /// The connections of the connection manager, held while their queue pairs are in use.
+    pub(crate) connections: Vec<Connection>,
 }
 
 /// Polls a completion queue; with `sleeps` waits up to 50 ms on its completion channel. Inlined, as

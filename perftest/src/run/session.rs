@@ -192,9 +192,9 @@ fn ping_pong<O: ConnectOp + MessageOp<ReliableConnection>>(
 
 fn with_test_end<O: QpMemory>(
     test: &Test<'_>,
-    run: impl FnOnce(&mut TestEnd<O>) -> Result<Vec<u64>, Failure>,
+    run: impl FnOnce(&mut TestEnd<ReliableConnection, O>) -> Result<Vec<u64>, Failure>,
 ) -> Result<(), Failure> {
-    let mut test_end = TestEnd::<O>::establish(test).map_err(Failure::before_measuring)?;
+    let mut test_end = TestEnd::<ReliableConnection, O>::establish(test).map_err(Failure::before_measuring)?;
     let messages = run(&mut test_end).map_err(|failure| test_end.explain_lost_peer(failure, test.plan))?;
     test.control.send(&Message::Finish(Finish {
         messages: messages.clone(),
@@ -286,16 +286,16 @@ pub(super) fn serve_size(test: &Test<'_>) -> Result<(), Failure> {
 
 fn serve_active<O: QpMemory>(
     test: &Test<'_>,
-    serve: impl FnOnce(&mut TestEnd<O>) -> Result<Vec<u64>, Failure>,
+    serve: impl FnOnce(&mut TestEnd<ReliableConnection, O>) -> Result<Vec<u64>, Failure>,
 ) -> Result<(), Failure> {
-    let mut test_end = TestEnd::<O>::establish(test)?;
+    let mut test_end = TestEnd::<ReliableConnection, O>::establish(test)?;
     let messages = serve(&mut test_end).map_err(|failure| test_end.explain_lost_peer(failure, test.plan))?;
     let checked = if test.plan.verify { messages.iter().sum() } else { 0 };
     test.control.send(&Message::Outcome(Outcome { messages, checked }))
 }
 
 fn serve_passive(test: &Test<'_>) -> Result<(), Failure> {
-    let mut test_end = TestEnd::<PassiveMemory>::establish(test)?;
+    let mut test_end = TestEnd::<ReliableConnection, PassiveMemory>::establish(test)?;
     match test
         .control
         .receive(None, "its finish")

@@ -7,14 +7,15 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use doorbell_verbs::{
-    CompletionQueue, CompletionStatus, Endpoint, KeyAccess, Memory, Mtu, PreparedQueuePair, ProtectionDomain, Qpn,
-    ReliableConnection, Remote,
+    CompletionStatus, Endpoint, KeyAccess, Memory, Mtu, ProtectionDomain, Qpn, ReliableConnection, Remote,
 };
 
 use crate::device::{Device, PORT};
+use crate::engine::setup::{PathAttributes, PreparedEnd, QpAttributes, RemoteAccess};
 use crate::engine::test_end::{self, TestQp};
+use crate::engine::transport::TestTransport;
 use crate::exchange::{self, Control, Message, REPLY_TIMEOUT, Setup};
-use crate::failure::{Failure, one_line, refused};
+use crate::failure::{Failure, refused};
 use crate::plan::Plan;
 
 /// Outstanding READs and atomics of a queue pair; more only helps over longer distances than tests
@@ -22,8 +23,7 @@ use crate::plan::Plan;
 const RD_ATOMIC: u8 = 16;
 /// How long a test that has lost its peer waits for the device to notice.
 const DEVICE_ERROR_WAIT: Duration = Duration::from_secs(5);
-/// RNR retry count: 7 is infinite, as credits ensure that a receive will be posted.
-const RNR_RETRY: u8 = 7;
+const HOP_LIMIT: u8 = 64;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Test<'a> {
@@ -84,15 +84,6 @@ impl QpRequirements {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum RemoteAccess {
-    /// None but SEND.
-    Nothing,
-    Write,
-    Read,
-    Atomic,
-}
-
 /// What an end advertises of a queue pair's memory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AdvertisedMemory {
@@ -119,13 +110,13 @@ pub(crate) trait QpMemory: Sized {
     ///
     /// # Errors
     /// [`Failure::Test`] when the peer's keys are unusable.
-    fn connect(self, peer: Peer<'_>) -> Result<Self::Connected, Failure>;
+    fn connect<T: TestTransport>(self, peer: Peer<'_, T>) -> Result<Self::Connected, Failure>;
 }
 
 /// A queue pair that is just connected, with the keys of its peer.
-pub(crate) struct Peer<'a> {
+pub(crate) struct Peer<'a, T: TestTransport> {
     pub(crate) test: &'a Test<'a>,
-    pub(crate) test_qp: &'a mut TestQp<ReliableConnection>,
+    pub(crate) test_qp: &'a mut TestQp<T>,
     pub(crate) keys: &'a PeerQp,
 }
 
@@ -170,65 +161,56 @@ impl std::fmt::Display for PeerQp {
     }
 }
 
-pub(crate) struct TestEnd<O: QpMemory> {
-    pub(crate) end: test_end::TestEnd<ReliableConnection>,
+pub(crate) struct TestEnd<T: TestTransport, O: QpMemory> {
+    pub(crate) end: test_end::TestEnd<T>,
     /// One per queue pair.
     pub(crate) memory: Vec<O::Connected>,
 }
 
-impl<O: QpMemory> TestEnd<O> {
+impl<T: TestTransport, O: QpMemory> TestEnd<T, O> {
     /// From the queue pairs to the barrier at which both ends are connected.
-    pub(crate) fn establish(test: &Test<'_>) -> Result<TestEnd<O>, Failure> {
+    pub(crate) fn establish(test: &Test<'_>) -> Result<TestEnd<T, O>, Failure> {
         let context = &test.device.context;
         let pd = context.protection_domain().map_err(refused)?;
-        let requirements = O::requirements(test);
-        let entries = (requirements.send + requirements.receive) * test.plan.qps;
-        let cq = if test.plan.events {
-            let channel = context.completion_channel().map_err(refused)?;
-            context.completion_queue_on(&channel, entries)
-        } else {
-            context.completion_queue(entries)
+        let mut requirements = O::requirements(test);
+        if test.is_inline() {
+            requirements.inline = requirements.inline.max(test.inline);
         }
-        .map_err(refused)?;
-        let mut prepared = Vec::with_capacity(test.plan.qps as usize);
-        for qp_index in 0..test.plan.qps as usize {
-            let memory = O::new(test, &pd, qp_index)?;
-            prepared.push((prepare(test, &pd, &cq, requirements, qp_index)?, memory));
-        }
+        let attributes = attributes(test.plan, test.gid_index, requirements);
+        let prepared = PreparedEnd::<T>::new(context, &pd, attributes)?;
+        let memory: Vec<O> = (0..test.plan.qps as usize)
+            .map(|qp_index| O::new(test, &pd, qp_index))
+            .collect::<Result<_, _>>()?;
         let ours = prepared
+            .endpoints()
             .iter()
-            .map(|(qp, memory)| encode_setup(&qp.endpoint(), &memory.advertised_memory()))
+            .zip(&memory)
+            .map(|(endpoint, memory)| encode_setup(endpoint, &memory.advertised_memory()))
             .collect();
         test.control.send(&Message::Setup(Setup {
             bytes: test.bytes,
             qps: ours,
         }))?;
         let setups = match test.control.receive(Some(REPLY_TIMEOUT), "its setup")? {
-            Message::Setup(setup) if setup.bytes == test.bytes && setup.qps.len() == prepared.len() => setup.qps,
+            Message::Setup(setup) if setup.bytes == test.bytes && setup.qps.len() == memory.len() => setup.qps,
             other => return Err(test.control.unexpected(&other, "setup")),
         };
-        let mut qps = Vec::with_capacity(prepared.len());
-        let mut connected = Vec::with_capacity(prepared.len());
-        for ((qp, memory), setup) in prepared.into_iter().zip(setups) {
-            let (endpoint, peer) = decode_setup(setup)
-                .map_err(|reason| Failure::test(format!("peer {}: {reason}", test.control.peer())))?;
-            let mut test_qp = TestQp {
-                qp: qp.connect(&endpoint).map_err(refused)?,
-                to: (),
-                peer: peer.to_string(),
-            };
-            connected.push(memory.connect(Peer {
-                test,
-                test_qp: &mut test_qp,
-                keys: &peer,
-            })?);
-            qps.push(test_qp);
-        }
-        let shared = None;
-        let mut test_end = TestEnd {
-            end: test_end::TestEnd { cq, qps, shared },
-            memory: connected,
-        };
+        let (endpoints, keys): (Vec<_>, Vec<_>) = setups
+            .into_iter()
+            .map(decode_setup)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|reason| Failure::test(format!("peer {}: {reason}", test.control.peer())))?
+            .into_iter()
+            .unzip();
+        let names = keys.iter().map(PeerQp::to_string);
+        let mut end = prepared.connect(None, || Ok(endpoints.into_iter().zip(names).collect()))?;
+        let memory = memory
+            .into_iter()
+            .zip(&mut end.qps)
+            .zip(&keys)
+            .map(|((memory, test_qp), keys)| memory.connect(Peer { test, test_qp, keys }))
+            .collect::<Result<_, _>>()?;
+        let mut test_end = TestEnd { end, memory };
         let met = test
             .control
             .send(&Message::Ready)
@@ -282,74 +264,48 @@ impl<O: QpMemory> TestEnd<O> {
     }
 }
 
-fn prepare(
-    test: &Test<'_>,
-    pd: &ProtectionDomain,
-    cq: &CompletionQueue,
-    requirements: QpRequirements,
-    qp_index: usize,
-) -> Result<PreparedQueuePair, Failure> {
-    let plan = test.plan;
-    let build = |inline: u32| {
-        let mut builder = pd
-            .queue_pair(cq)
-            .port(PORT)
-            .max_send_wr(requirements.send)
-            .max_recv_wr(requirements.receive)
-            .max_inline_data(inline)
-            .tag(qp_index as u64)
-            .timeout(plan.timeout)
-            .retry_count(plan.retry)
-            .rnr_retry(RNR_RETRY)
-            .traffic_class(plan.dscp << 2)
-            .max_rd_atomic(RD_ATOMIC);
-        builder = match requirements.access {
-            RemoteAccess::Nothing => builder,
-            RemoteAccess::Write => builder.allow_remote_write(),
-            RemoteAccess::Read => builder.allow_remote_read(),
-            RemoteAccess::Atomic => builder.allow_remote_atomic(),
-        };
-        if let Some(index) = test.gid_index {
-            builder = builder.gid_index(index);
-        }
-        if let Some(mtu) = plan.mtu.and_then(Mtu::from_bytes) {
-            builder = builder.mtu(mtu);
-        }
-        builder.rc()
-    };
-    let payload = if test.is_inline() { test.inline } else { 0 };
-    build(payload.max(requirements.inline)).map_err(refused)
+fn attributes(plan: &Plan, gid_index: Option<u8>, requirements: QpRequirements) -> QpAttributes {
+    QpAttributes {
+        path: PathAttributes {
+            port: PORT,
+            gid_index,
+            traffic_class: plan.dscp << 2,
+            hop_limit: HOP_LIMIT,
+            flow_label: 0,
+            service_level: 0,
+        },
+        pkey_index: 0,
+        mtu: plan.mtu.and_then(Mtu::from_bytes),
+        timeout: plan.timeout,
+        retry: plan.retry,
+        outstanding: RD_ATOMIC,
+        access: requirements.access,
+        by_cm: false,
+        qps: plan.qps,
+        send: requirements.send,
+        receive: requirements.receive,
+        shares_receives: false,
+        inline: requirements.inline,
+        events: plan.events.then_some(0),
+    }
 }
 
 /// The inline size that this end can use: the plan's, or 0 where that was only a default and the
 /// device has none.
 ///
 /// # Errors
-/// [`Failure::Test`] when the size was given and the device refuses it.
+/// [`Failure::Usage`] when the size was given and the device refuses it.
 pub(crate) fn usable_inline(plan: &Plan, device: &Device) -> Result<u32, Failure> {
-    if plan.gpu {
-        return Ok(0);
-    }
     let smallest = plan.sizes.iter().min().copied().unwrap_or(0);
-    if u64::from(plan.inline) < smallest {
+    if plan.gpu || u64::from(plan.inline) < smallest {
         return Ok(0);
     }
     let pd = device.context.protection_domain().map_err(refused)?;
-    let cq = device.context.completion_queue(2).map_err(refused)?;
-    match pd
-        .queue_pair(&cq)
-        .max_send_wr(1)
-        .max_recv_wr(1)
-        .max_inline_data(plan.inline)
-        .rc()
-    {
-        Ok(_) => Ok(plan.inline),
+    let trial = QpRequirements::new(1, 1, plan.inline, RemoteAccess::Nothing);
+    match attributes(plan, None, trial).try_out::<ReliableConnection>(&device.context, &pd) {
+        Ok(()) => Ok(plan.inline),
         Err(_) if !plan.inline_required => Ok(0),
-        Err(e) => Err(Failure::usage(format!(
-            "--inline {}: {}",
-            plan.inline,
-            one_line(&e.to_string())
-        ))),
+        Err(e) => Err(Failure::usage(format!("--inline {}: {e}", plan.inline))),
     }
 }
 

@@ -49,7 +49,11 @@ pub(crate) fn post_params(test: &Test<'_>) -> PostParams {
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.
-pub(crate) fn run<O>(test: &Test<'_>, test_end: &mut TestEnd<O>, meter: &mut Meter<'_>) -> Result<Vec<u64>, Failure>
+pub(crate) fn run<O>(
+    test: &Test<'_>,
+    test_end: &mut TestEnd<ReliableConnection, O>,
+    meter: &mut Meter<'_>,
+) -> Result<Vec<u64>, Failure>
 where
     O: QpMemory<Connected: Requester<ReliableConnection>>,
 {

@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 
 use doorbell_verbs::{AtomicWord, Buffer, Local, Memory, PeerWrite, ProtectionDomain};
 
-use super::super::test_end::{AdvertisedMemory, Peer, PeerQp, QpMemory, QpRequirements, RemoteAccess, Test};
+use super::super::test_end::{AdvertisedMemory, Peer, PeerQp, QpMemory, QpRequirements, Test};
 use super::bw_loop::{ends_with_count, post_params};
 use crate::cli::AtomicOperation;
 use crate::engine::gpu::GpuPool;
@@ -20,6 +20,8 @@ use crate::engine::message::{Cycle, Payloads, Sinks, Sources};
 use crate::engine::requester::{
     AtomicRequester, Credits, MessageRequester, ReadRequester, SendOp, WriteImmOp, WriteOp,
 };
+use crate::engine::setup::RemoteAccess;
+use crate::engine::transport::TestTransport;
 use crate::failure::{Failure, refused};
 use crate::plan::Verb;
 
@@ -101,7 +103,7 @@ impl<O: ConnectOp> QpMemory for MessageMemory<O> {
         }
     }
 
-    fn connect(self, Peer { test, keys, .. }: Peer<'_>) -> Result<MessageRequester<O>, Failure> {
+    fn connect<T: TestTransport>(self, Peer { test, keys, .. }: Peer<'_, T>) -> Result<MessageRequester<O>, Failure> {
         if keys.slots == 0 {
             return Err(Failure::test(format!(
                 "{keys} has no slot for a message: are both ends the same doorbell?"
@@ -170,7 +172,7 @@ impl QpMemory for ReadMemory {
         sinks(test, pd, payloads, test.window() as usize).map(ReadMemory)
     }
 
-    fn connect(self, Peer { test, keys, .. }: Peer<'_>) -> Result<ReadRequester, Failure> {
+    fn connect<T: TestTransport>(self, Peer { test, keys, .. }: Peer<'_, T>) -> Result<ReadRequester, Failure> {
         let cycle = Cycle::dense(test.bytes, read_slots(test).into());
         Ok(ReadRequester::new(keys.data(cycle.len())?, cycle, self.0))
     }
@@ -196,7 +198,7 @@ impl QpMemory for AtomicMemory {
         ))
     }
 
-    fn connect(self, Peer { test, keys, .. }: Peer<'_>) -> Result<AtomicRequester, Failure> {
+    fn connect<T: TestTransport>(self, Peer { test, keys, .. }: Peer<'_, T>) -> Result<AtomicRequester, Failure> {
         let operation = match test.plan.verb {
             Verb::Atomic(operation) => operation,
             Verb::Write | Verb::Read | Verb::Send => AtomicOperation::default(),

@@ -5,11 +5,13 @@ use std::sync::atomic::Ordering;
 
 use doorbell_verbs::{Buffer, Memory, Opaque, PeerAtomic, PeerRead, PeerWrite, ProtectionDomain};
 
-use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, RemoteAccess, Test};
+use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, Test};
 use super::client::read_slots;
 use crate::device::Gpu;
 use crate::engine::gpu::{Chunking, GpuMessages};
 use crate::engine::pattern::Pattern;
+use crate::engine::setup::RemoteAccess;
+use crate::engine::transport::TestTransport;
 use crate::failure::{Failure, refused};
 use crate::plan::Verb;
 
@@ -82,7 +84,7 @@ impl QpMemory for PassiveMemory {
         }
     }
 
-    fn connect(self, _: Peer<'_>) -> Result<Self, Failure> {
+    fn connect<T: TestTransport>(self, _: Peer<'_, T>) -> Result<Self, Failure> {
         Ok(self)
     }
 }

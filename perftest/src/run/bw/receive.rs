@@ -1,15 +1,17 @@
 //! The server of `bw send`: takes messages, checks every byte with `--verify`, reposts their
 //! buffers, and advertises that as credits.
 
-use doorbell_verbs::ProtectionDomain;
+use doorbell_verbs::{ProtectionDomain, ReliableConnection};
 
-use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd};
+use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, Test, TestEnd};
 use super::client::sinks;
 use super::credit::{self, CreditWriter};
 use crate::engine::bw::{BwLoop, PostParams};
 use crate::engine::message::{Payloads, Sinks};
 use crate::engine::receiver::Receiver;
 use crate::engine::requester::{MessageRequester, SendOp};
+use crate::engine::setup::RemoteAccess;
+use crate::engine::transport::TestTransport;
 use crate::failure::Failure;
 
 #[derive(Debug)]
@@ -34,7 +36,7 @@ impl QpMemory for ReceiveRing {
         }
     }
 
-    fn connect(self, peer: Peer<'_>) -> Result<(Receiver, CreditWriter), Failure> {
+    fn connect<T: TestTransport>(self, peer: Peer<'_, T>) -> Result<(Receiver, CreditWriter), Failure> {
         let credit = CreditWriter::new(peer.keys, self.0.len() as u32)?;
         let mut receiver = Receiver::new(self.0, 1, Some(peer.test.bytes));
         receiver.post(peer.test_qp, None)?;
@@ -46,7 +48,10 @@ impl QpMemory for ReceiveRing {
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.
-pub(crate) fn serve(test: &Test<'_>, test_end: &mut TestEnd<ReceiveRing>) -> Result<Vec<u64>, Failure> {
+pub(crate) fn serve(
+    test: &Test<'_>,
+    test_end: &mut TestEnd<ReliableConnection, ReceiveRing>,
+) -> Result<Vec<u64>, Failure> {
     let TestEnd { end, memory } = test_end;
     let (mut receivers, credits): (Vec<_>, Vec<_>) = std::mem::take(memory).into_iter().unzip();
     let sleeps = test.plan.events;

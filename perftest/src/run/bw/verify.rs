@@ -7,12 +7,14 @@
 
 use std::sync::atomic::Ordering;
 
-use doorbell_verbs::{Buffer, Memory, Opaque, PeerWrite, ProtectionDomain};
+use doorbell_verbs::{Buffer, Memory, Opaque, PeerWrite, ProtectionDomain, ReliableConnection};
 
-use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd};
+use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, Test, TestEnd};
 use super::credit::{self, CreditWriter};
 use crate::engine::gpu::{Chunking, GpuMessages};
 use crate::engine::pattern::{Mismatch, Pattern};
+use crate::engine::setup::RemoteAccess;
+use crate::engine::transport::TestTransport;
 use crate::failure::{Failure, refused};
 
 #[derive(Debug)]
@@ -73,7 +75,7 @@ impl QpMemory for VerifiedSlots {
         }
     }
 
-    fn connect(self, peer: Peer<'_>) -> Result<(VerifiedSlots, CreditWriter), Failure> {
+    fn connect<T: TestTransport>(self, peer: Peer<'_, T>) -> Result<(VerifiedSlots, CreditWriter), Failure> {
         let credit = CreditWriter::new(peer.keys, self.slots)?;
         Ok((self, credit))
     }
@@ -83,7 +85,10 @@ impl QpMemory for VerifiedSlots {
 ///
 /// # Errors
 /// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.
-pub(crate) fn serve(test: &Test<'_>, test_end: &mut TestEnd<VerifiedSlots>) -> Result<Vec<u64>, Failure> {
+pub(crate) fn serve(
+    test: &Test<'_>,
+    test_end: &mut TestEnd<ReliableConnection, VerifiedSlots>,
+) -> Result<Vec<u64>, Failure> {
     let TestEnd { end, memory } = test_end;
     let (mut slots, credits): (Vec<_>, Vec<_>) = std::mem::take(memory).into_iter().unzip();
     let mut message = vec![0; test.len()];

@@ -39,7 +39,7 @@ pub(crate) fn run(test: &Test<'_>, trips: &mut impl Trips, samples: &mut Samples
 /// As [`run`].
 pub(crate) fn one_sided<O>(
     test: &Test<'_>,
-    test_end: &mut TestEnd<O>,
+    test_end: &mut TestEnd<ReliableConnection, O>,
     samples: &mut Samples<'_>,
 ) -> Result<Vec<u64>, Failure>
 where

@@ -7,13 +7,15 @@ use doorbell_verbs::{Buffer, Local, Memory, PeerWrite, ProtectionDomain, Reliabl
 
 use super::super::bw::client::{ConnectOp, buffers, sinks};
 use super::super::monitor::LoopMonitor;
-use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd};
+use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, Test, TestEnd};
 use crate::engine::gpu::{Chunking, GpuMessages, GpuPool};
 use crate::engine::lat::{Monitor, Trips};
 use crate::engine::message::{Payloads, Sinks};
 use crate::engine::pingpong::{BUFFERS, PingPong, PingPongMemory, PingPongParams, SendBuffers, Written};
 use crate::engine::receiver::Receiver;
 use crate::engine::requester::MessageOp;
+use crate::engine::setup::RemoteAccess;
+use crate::engine::transport::TestTransport;
 use crate::failure::{Failure, refused};
 use crate::plan::Verb;
 
@@ -101,7 +103,7 @@ impl<O: ConnectOp> QpMemory for UnconnectedMemory<O> {
         }
     }
 
-    fn connect(mut self, peer: Peer<'_>) -> Result<PingPongMemory<O>, Failure> {
+    fn connect<T: TestTransport>(mut self, peer: Peer<'_, T>) -> Result<PingPongMemory<O>, Failure> {
         let test = peer.test;
         if let Some(receiver) = &mut self.receiver {
             receiver.post(peer.test_qp, None)?;
@@ -128,7 +130,7 @@ fn payloads(test: &Test<'_>) -> [Payloads; 2] {
 /// The server: answers until the client has finished. Returns the messages received.
 pub(crate) fn serve<O: ConnectOp + MessageOp<ReliableConnection>>(
     test: &Test<'_>,
-    test_end: &mut TestEnd<UnconnectedMemory<O>>,
+    test_end: &mut TestEnd<ReliableConnection, UnconnectedMemory<O>>,
 ) -> Result<Vec<u64>, Failure> {
     let mut pingpong = pingpong(test, test_end)?;
     let mut monitor = LoopMonitor::of_server(test);
@@ -160,7 +162,7 @@ pub(crate) fn serve<O: ConnectOp + MessageOp<ReliableConnection>>(
 /// One end of the ping-pong, over the first queue pair.
 pub(crate) fn pingpong<'a, O: ConnectOp + MessageOp<ReliableConnection>>(
     test: &Test<'_>,
-    test_end: &'a mut TestEnd<UnconnectedMemory<O>>,
+    test_end: &'a mut TestEnd<ReliableConnection, UnconnectedMemory<O>>,
 ) -> Result<PingPong<'a, ReliableConnection, O>, Failure> {
     let TestEnd { end, memory } = test_end;
     match memory.first_mut() {
