@@ -127,6 +127,22 @@ impl CmEndpoint {
         })
     }
 
+    /// The port at which a server listens.
+    pub(crate) fn port(&self) -> Option<u16> {
+        match self {
+            CmEndpoint::Client { .. } => None,
+            CmEndpoint::Server { listener, .. } => Some(listener.local_addr()?.port()),
+        }
+    }
+
+    /// A server that refuses all but the client at this address.
+    pub(crate) fn only_from(mut self, client: IpAddr) -> CmEndpoint {
+        if let CmEndpoint::Server { peer, .. } = &mut self {
+            *peer = Some(client);
+        }
+        self
+    }
+
     /// Connects the queue pairs of the test: on the same port, as the control connection.
     ///
     /// # Errors

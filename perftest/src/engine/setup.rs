@@ -27,9 +27,10 @@ pub(crate) enum RemoteAccess {
     Atomic,
 }
 
-/// Where the packets of a queue pair go through.
+/// The attributes of an end's queue pairs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PathAttributes {
+// fields: the attributes of a queue pair and of its queues
+pub(crate) struct QpAttributes {
     pub(crate) port: u8,
     /// Index of the source GID; the port's default without one.
     pub(crate) gid_index: Option<u8>,
@@ -37,13 +38,6 @@ pub(crate) struct PathAttributes {
     pub(crate) hop_limit: u8,
     pub(crate) flow_label: u32,
     pub(crate) service_level: u8,
-}
-
-/// The attributes of an end's queue pairs.
-#[derive(Clone, Copy, Debug)]
-// fields: the attributes of a queue pair and of its queues
-pub(crate) struct QpAttributes {
-    pub(crate) path: PathAttributes,
     pub(crate) pkey_index: u16,
     pub(crate) mtu: Option<Mtu>,
     pub(crate) timeout: u8,
@@ -82,10 +76,9 @@ impl QpAttributes {
     }
 
     fn builder<'a>(&self, pd: &'a ProtectionDomain, cq: &'a CompletionQueue, index: u32) -> QueuePairBuilder<'a> {
-        let path = self.path;
         let mut builder = pd
             .queue_pair(cq)
-            .port(path.port)
+            .port(self.port)
             .max_send_wr(self.send)
             .max_recv_wr(self.receive)
             .max_inline_data(self.inline)
@@ -94,12 +87,12 @@ impl QpAttributes {
             .retry_count(self.retry)
             .rnr_retry(RNR_RETRY)
             .max_rd_atomic(self.outstanding)
-            .traffic_class(path.traffic_class)
-            .hop_limit(path.hop_limit)
-            .flow_label(path.flow_label)
-            .service_level(path.service_level)
+            .traffic_class(self.traffic_class)
+            .hop_limit(self.hop_limit)
+            .flow_label(self.flow_label)
+            .service_level(self.service_level)
             .pkey_index(self.pkey_index);
-        if let Some(index) = path.gid_index {
+        if let Some(index) = self.gid_index {
             builder = builder.gid_index(index);
         }
         if let Some(mtu) = self.mtu {
@@ -118,26 +111,34 @@ impl QpAttributes {
 
     /// The route of datagrams (UD address handles).
     fn route<'a>(&self, pd: &'a ProtectionDomain) -> AddressHandleBuilder<'a> {
-        let path = self.path;
         let route = pd
             .address_handle()
-            .port(path.port)
-            .traffic_class(path.traffic_class)
-            .hop_limit(path.hop_limit)
-            .flow_label(path.flow_label)
-            .service_level(path.service_level);
-        match path.gid_index {
+            .port(self.port)
+            .traffic_class(self.traffic_class)
+            .hop_limit(self.hop_limit)
+            .flow_label(self.flow_label)
+            .service_level(self.service_level);
+        match self.gid_index {
             Some(index) => route.gid_index(index),
             None => route,
         }
     }
 
-    /// Whether the device creates such a queue pair, as it may not for want of inline.
+    /// The inline size, or 0 where the device has no such queue pair and it is not required.
     ///
     /// # Errors
-    /// [`Failure::Test`] with the device's reason.
-    pub(crate) fn try_out<T: TestTransport>(&self, context: &Context, pd: &ProtectionDomain) -> Result<(), Failure> {
-        PreparedEnd::<T>::new(context, pd, QpAttributes { qps: 1, ..*self }).map(drop)
+    /// [`Failure::Test`] with the device's reason, where it is required.
+    pub(crate) fn usable_inline<T: TestTransport>(
+        &self,
+        context: &Context,
+        pd: &ProtectionDomain,
+        is_required: bool,
+    ) -> Result<u32, Failure> {
+        match PreparedEnd::<T>::new(context, pd, QpAttributes { qps: 1, ..*self }) {
+            Err(e) if is_required => Err(e),
+            Err(_) => Ok(0),
+            Ok(_) => Ok(self.inline),
+        }
     }
 }
 
@@ -183,8 +184,8 @@ impl<T: TestTransport> PreparedEnd<T> {
     }
 
     /// Connects the queue pairs, one after the other: by the connection manager, if there is a
-    /// `connector`, else to the endpoints of `peers`, each with the peer's name in messages. Those
-    /// are asked for after the connection manager's part.
+    /// `connector`, else to the endpoints of `peers`, each with the peer's name in messages. `peers`
+    /// is called after the connection manager's part.
     ///
     /// # Errors
     /// [`Failure::Test`] when one cannot be connected; [`Failure::Interrupted`]; those of `peers`.

@@ -30,6 +30,14 @@ impl<T: TestTransport> TestQp<T> {
     }
 
     #[cold]
+    pub(crate) fn lost(&self, index: u64) -> Failure {
+        Failure::test(format!(
+            "{}: message {index} or its answer was lost: this transport repeats nothing",
+            self.peer
+        ))
+    }
+
+    #[cold]
     pub(crate) fn refused(&self, refused: &PostError) -> Failure {
         let reason = one_line(&refused.to_string());
         Failure::test(format!("cannot post to {}: {reason}", self.peer))

@@ -57,9 +57,21 @@ pub(crate) trait TestTransport: Transport + Sized {
         Ok(())
     }
 
-    fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::Destination, message: impl Source, signal: bool);
+    fn send<'d>(
+        batch: &mut Batch<'_, 'd, Self>,
+        to: &'d Self::Destination,
+        message: impl Source,
+        imm: Option<u32>,
+        signal: bool,
+    );
 
-    fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::Destination, message: &'d [u8], signal: bool);
+    fn send_inline<'d>(
+        batch: &mut Batch<'_, 'd, Self>,
+        to: &'d Self::Destination,
+        message: &'d [u8],
+        imm: Option<u32>,
+        signal: bool,
+    );
 
     /// Posts receives with one call, to the queue pair or to its shared receive queue.
     fn receive<S: Sink>(
@@ -76,17 +88,34 @@ pub(crate) struct UdDestination {
     pub(crate) qkey: QKey,
 }
 
+macro_rules! stage {
+    ($request:expr, $imm:ident, $signal:ident) => {
+        match $imm {
+            Some(imm) => drop($request.imm(imm).signaled_if($signal)),
+            None => drop($request.signaled_if($signal)),
+        }
+    };
+}
+
 macro_rules! service {
     (connected) => {
         type Prepared = PreparedQueuePair<Self>;
         type Destination = ();
 
-        fn send<'d>(batch: &mut Batch<'_, 'd, Self>, _: &'d (), message: impl Source, signal: bool) {
-            batch.send(message).signaled_if(signal);
+        #[inline]
+        fn send<'d>(batch: &mut Batch<'_, 'd, Self>, _: &'d (), message: impl Source, imm: Option<u32>, signal: bool) {
+            stage!(batch.send(message), imm, signal);
         }
 
-        fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, _: &'d (), message: &'d [u8], signal: bool) {
-            batch.send_inline(message).signaled_if(signal);
+        #[inline]
+        fn send_inline<'d>(
+            batch: &mut Batch<'_, 'd, Self>,
+            _: &'d (),
+            message: &'d [u8],
+            imm: Option<u32>,
+            signal: bool,
+        ) {
+            stage!(batch.send_inline(message), imm, signal);
         }
 
         fn endpoint(prepared: &Self::Prepared) -> Endpoint {
@@ -122,14 +151,30 @@ macro_rules! service {
         type Prepared = QueuePair<Self>;
         type Destination = UdDestination;
 
-        fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d UdDestination, message: impl Source, signal: bool) {
-            let request = batch.send_to(message, &to.ah, to.qpn, to.qkey);
-            request.signaled_if(signal);
+        #[inline]
+        fn send<'d>(
+            batch: &mut Batch<'_, 'd, Self>,
+            to: &'d UdDestination,
+            message: impl Source,
+            imm: Option<u32>,
+            signal: bool,
+        ) {
+            stage!(batch.send_to(message, &to.ah, to.qpn, to.qkey), imm, signal);
         }
 
-        fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d UdDestination, message: &'d [u8], signal: bool) {
-            let request = batch.send_to_inline(message, &to.ah, to.qpn, to.qkey);
-            request.signaled_if(signal);
+        #[inline]
+        fn send_inline<'d>(
+            batch: &mut Batch<'_, 'd, Self>,
+            to: &'d UdDestination,
+            message: &'d [u8],
+            imm: Option<u32>,
+            signal: bool,
+        ) {
+            stage!(
+                batch.send_to_inline(message, &to.ah, to.qpn, to.qkey),
+                imm,
+                signal
+            );
         }
 
         /// Datagrams have no PSN to agree on, so 0 is sent.

@@ -1,10 +1,10 @@
 //! Polling by a hot loop beside its work: now and then, whether the peer has sent a control
 //! message, is lost, or the user wants to stop.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::engine::lat::{LoopState, Monitor};
-use crate::exchange::{Control, Message};
+use crate::exchange::{Control, Message, Outcome};
 use crate::failure::Failure;
 use crate::report::LinkKind;
 use crate::run::test_end::Test;
@@ -21,19 +21,29 @@ const YIELD_AFTER_FEW: u32 = 16;
 /// these, and needs no progress thread.
 const YIELD_AFTER_FEW_LOCAL: u32 = 64;
 
+/// How long after the last arrival, on a transport that loses messages, the missing ones are lost.
+const LAST_ARRIVALS: Duration = Duration::from_millis(500);
+/// The same for a message without which a test cannot go on.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
 #[derive(Debug)]
 pub(crate) struct LoopMonitor<'a> {
     control: &'a Control,
     iterations: u32,
     serving: bool,
     finish: Option<Vec<u64>>,
+    outcome: Option<Outcome>,
     idle: u32,
     yield_after: u32,
+    /// Where messages may be lost: how long nothing arrives before they are taken to be.
+    quiet_after: Option<Duration>,
+    quiet_since: Option<Instant>,
 }
 
 impl<'a> LoopMonitor<'a> {
-    /// For the client: the peer sends nothing that was not requested.
-    pub(crate) fn of_client(test: &Test<'a>) -> LoopMonitor<'a> {
+    /// An end that serves learns from its peer when that has finished; otherwise the peer sends
+    /// nothing that was not requested.
+    pub(crate) fn new(test: &Test<'a>) -> LoopMonitor<'a> {
         let yield_after = match test.device.link {
             _ if !is_oversubscribed() => YIELD_AFTER,
             LinkKind::SoftLocal => YIELD_AFTER_FEW_LOCAL,
@@ -42,18 +52,17 @@ impl<'a> LoopMonitor<'a> {
         LoopMonitor {
             control: test.control,
             iterations: 0,
-            serving: false,
+            serving: test.serves(),
             finish: None,
+            outcome: None,
             idle: 0,
             yield_after,
-        }
-    }
-
-    /// For the server: the peer reports when it has finished.
-    pub(crate) fn of_server(test: &Test<'a>) -> LoopMonitor<'a> {
-        LoopMonitor {
-            serving: true,
-            ..LoopMonitor::of_client(test)
+            quiet_after: match test.plan.mode.is_reliable() {
+                true => None,
+                false if test.counts_arrivals() => Some(LAST_ARRIVALS),
+                false => Some(ANSWER_TIMEOUT),
+            },
+            quiet_since: None,
         }
     }
 
@@ -72,13 +81,32 @@ impl<'a> LoopMonitor<'a> {
         while let Some(message) = self.control.poll()? {
             match message {
                 Message::Finish(finish) if self.serving && self.finish.is_none() => self.finish = Some(finish.messages),
+                // The peer may be done before this end has taken its last messages.
+                Message::Outcome(outcome) if self.finish.is_some() && self.outcome.is_none() => {
+                    self.outcome = Some(outcome);
+                }
                 other => return Err(self.control.unexpected(&other, "silence")),
             }
         }
         Ok(())
     }
 
-    /// The messages that the client has sent on each queue pair, once it has reported them.
+    /// Whether nothing has arrived for so long that what was awaited is lost.
+    fn is_quiet(&mut self) -> bool {
+        let Some(limit) = self.quiet_after else { return false };
+        let is_quiet = self.quiet_since.get_or_insert_with(Instant::now).elapsed() > limit;
+        if is_quiet {
+            self.quiet_since = None;
+        }
+        is_quiet
+    }
+
+    /// The peer's outcome, if it has come already.
+    pub(crate) fn take_outcome(&mut self) -> Option<Outcome> {
+        self.outcome.take()
+    }
+
+    /// The messages that the peer has sent on each queue pair, once it has reported them.
     #[inline]
     pub(crate) fn finished(&self) -> Option<&[u64]> {
         self.finish.as_deref()
@@ -89,6 +117,7 @@ impl Monitor for LoopMonitor<'_> {
     #[inline]
     fn busy(&mut self) -> Result<(), Failure> {
         self.idle = 0;
+        self.quiet_since = None;
         self.count()
     }
 
@@ -100,7 +129,12 @@ impl Monitor for LoopMonitor<'_> {
         } else {
             std::thread::yield_now();
         }
-        self.count().map(|()| LoopState::Continue)
+        self.count()?;
+        Ok(if self.is_quiet() {
+            LoopState::Quiet
+        } else {
+            LoopState::Continue
+        })
     }
 }
 

@@ -8,15 +8,20 @@ use std::time::{Duration, Instant};
 
 use doorbell_verbs::{
     CompletionStatus, Endpoint, KeyAccess, Memory, Mtu, ProtectionDomain, Qpn, ReliableConnection, Remote,
+    UnreliableConnection, UnreliableDatagram,
 };
 
+use super::cm;
+use crate::cli::Transport;
 use crate::device::{Device, PORT};
-use crate::engine::setup::{PathAttributes, PreparedEnd, QpAttributes, RemoteAccess};
+use crate::engine::cm::CmEndpoint;
+use crate::engine::setup::{Connector, PreparedEnd, QpAttributes, RemoteAccess};
 use crate::engine::test_end::{self, TestQp};
 use crate::engine::transport::TestTransport;
 use crate::exchange::{self, Control, Message, REPLY_TIMEOUT, Setup};
 use crate::failure::{Failure, refused};
-use crate::plan::Plan;
+use crate::plan::{Kind, Plan, Verb};
+use crate::stats::Clock;
 
 /// Outstanding READs and atomics of a queue pair; more only helps over longer distances than tests
 /// have.
@@ -34,6 +39,7 @@ pub(crate) struct Test<'a> {
     /// Messages of up to so many bytes are sent inline from this end.
     pub(crate) inline: u32,
     pub(crate) control: &'a Control,
+    pub(crate) clock: &'a Clock,
     pub(crate) is_server: bool,
 }
 
@@ -62,6 +68,22 @@ impl Test<'_> {
     pub(crate) fn window(&self) -> u32 {
         self.plan.window(self.bytes)
     }
+
+    /// Whether this end sends, reads or does atomics.
+    pub(crate) fn sends(&self) -> bool {
+        !self.is_server || self.plan.mode.bidirectional
+    }
+
+    /// Whether this end has memory for what the peer sends, reads or does atomics on.
+    pub(crate) fn serves(&self) -> bool {
+        self.is_server || self.plan.mode.bidirectional
+    }
+
+    /// Whether messages count where they arrive: those of a transport that may lose them, if the
+    /// receiver sees them.
+    pub(crate) fn counts_arrivals(&self) -> bool {
+        self.plan.kind == Kind::Bw && self.plan.verb == Verb::Send && !self.plan.mode.is_reliable()
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,6 +104,16 @@ impl QpRequirements {
             access,
         }
     }
+
+    /// Those of both directions on one queue pair.
+    pub(crate) fn and(self, other: QpRequirements) -> QpRequirements {
+        QpRequirements {
+            send: self.send + other.send,
+            receive: self.receive.max(other.receive),
+            inline: self.inline.max(other.inline),
+            access: self.access.max(other.access),
+        }
+    }
 }
 
 /// What an end advertises of a queue pair's memory.
@@ -90,7 +122,10 @@ pub(crate) struct AdvertisedMemory {
     /// Messages that fit in it.
     pub(crate) slots: u32,
     pub(crate) data: Option<[u8; 24]>,
-    pub(crate) counter: Option<[u8; 24]>,
+    /// The word that the peer counts its credits in.
+    pub(crate) credit: Option<[u8; 24]>,
+    /// The word that the peer counts its messages in.
+    pub(crate) notice: Option<[u8; 24]>,
 }
 
 pub(crate) trait QpMemory: Sized {
@@ -126,7 +161,8 @@ pub(crate) struct PeerQp {
     pub(crate) qpn: Qpn,
     pub(crate) slots: u32,
     data: Option<String>,
-    counter: Option<String>,
+    credit: Option<String>,
+    notice: Option<String>,
 }
 
 impl PeerQp {
@@ -138,8 +174,14 @@ impl PeerQp {
 
     /// # Errors
     /// [`Failure::Test`] when the peer sent no such key.
-    pub(crate) fn counter<K: KeyAccess>(&self) -> Result<Remote<K>, Failure> {
-        self.key(self.counter.as_deref(), 8)
+    pub(crate) fn credit<K: KeyAccess>(&self) -> Result<Remote<K>, Failure> {
+        self.key(self.credit.as_deref(), 8)
+    }
+
+    /// # Errors
+    /// [`Failure::Test`] when the peer sent no such key.
+    pub(crate) fn notice<K: KeyAccess>(&self) -> Result<Remote<K>, Failure> {
+        self.key(self.notice.as_deref(), 8)
     }
 
     fn key<K: KeyAccess>(&self, text: Option<&str>, bytes: u64) -> Result<Remote<K>, Failure> {
@@ -181,8 +223,9 @@ impl<T: TestTransport, O: QpMemory> TestEnd<T, O> {
         let memory: Vec<O> = (0..test.plan.qps as usize)
             .map(|qp_index| O::new(test, &pd, qp_index))
             .collect::<Result<_, _>>()?;
-        let ours = prepared
-            .endpoints()
+        let own = prepared.endpoints();
+        let waiting = cm::listen(test, &own)?;
+        let ours = own
             .iter()
             .zip(&memory)
             .map(|(endpoint, memory)| encode_setup(endpoint, &memory.advertised_memory()))
@@ -190,20 +233,30 @@ impl<T: TestTransport, O: QpMemory> TestEnd<T, O> {
         test.control.send(&Message::Setup(Setup {
             bytes: test.bytes,
             qps: ours,
+            cm_port: waiting.as_ref().and_then(CmEndpoint::port),
         }))?;
-        let setups = match test.control.receive(Some(REPLY_TIMEOUT), "its setup")? {
-            Message::Setup(setup) if setup.bytes == test.bytes && setup.qps.len() == memory.len() => setup.qps,
+        let setup = match test.control.receive(Some(REPLY_TIMEOUT), "its setup")? {
+            Message::Setup(setup) if setup.bytes == test.bytes && setup.qps.len() == memory.len() => setup,
             other => return Err(test.control.unexpected(&other, "setup")),
         };
-        let (endpoints, keys): (Vec<_>, Vec<_>) = setups
+        let (endpoints, keys): (Vec<_>, Vec<_>) = setup
+            .qps
             .into_iter()
             .map(decode_setup)
             .collect::<Result<Vec<_>, _>>()
             .map_err(|reason| Failure::test(format!("peer {}: {reason}", test.control.peer())))?
             .into_iter()
             .unzip();
+        check_datagrams::<T>(test, &endpoints)?;
+        let mut connector = cm::connector::<T>(test, waiting, setup.cm_port, &own, &endpoints)?;
+        let connector = connector.as_mut().map(|by| Connector {
+            by,
+            announces: false,
+            peer: format!("peer {}", test.control.peer()),
+            interrupt: test.control.interrupt(),
+        });
         let names = keys.iter().map(PeerQp::to_string);
-        let mut end = prepared.connect(None, || Ok(endpoints.into_iter().zip(names).collect()))?;
+        let mut end = prepared.connect(connector, || Ok(endpoints.into_iter().zip(names).collect()))?;
         let memory = memory
             .into_iter()
             .zip(&mut end.qps)
@@ -264,23 +317,35 @@ impl<T: TestTransport, O: QpMemory> TestEnd<T, O> {
     }
 }
 
+/// # Errors
+/// [`Failure::Usage`] when a datagram is longer than the peer's MTU.
+fn check_datagrams<T: TestTransport>(test: &Test<'_>, peers: &[Endpoint]) -> Result<(), Failure> {
+    let most = peers.iter().map(|peer| u64::from(peer.mtu.bytes())).min();
+    match most.filter(|most| T::HEADER > 0 && test.bytes > *most) {
+        Some(most) => Err(Failure::usage(format!(
+            "a datagram of {} bytes: the MTU of peer {} is {most}",
+            test.bytes,
+            test.control.peer()
+        ))),
+        None => Ok(()),
+    }
+}
+
 fn attributes(plan: &Plan, gid_index: Option<u8>, requirements: QpRequirements) -> QpAttributes {
     QpAttributes {
-        path: PathAttributes {
-            port: PORT,
-            gid_index,
-            traffic_class: plan.dscp << 2,
-            hop_limit: HOP_LIMIT,
-            flow_label: 0,
-            service_level: 0,
-        },
+        port: PORT,
+        gid_index,
+        traffic_class: plan.dscp << 2,
+        hop_limit: HOP_LIMIT,
+        flow_label: 0,
+        service_level: 0,
         pkey_index: 0,
         mtu: plan.mtu.and_then(Mtu::from_bytes),
         timeout: plan.timeout,
         retry: plan.retry,
         outstanding: RD_ATOMIC,
         access: requirements.access,
-        by_cm: false,
+        by_cm: plan.mode.rdma_cm,
         qps: plan.qps,
         send: requirements.send,
         receive: requirements.receive,
@@ -302,11 +367,14 @@ pub(crate) fn usable_inline(plan: &Plan, device: &Device) -> Result<u32, Failure
     }
     let pd = device.context.protection_domain().map_err(refused)?;
     let trial = QpRequirements::new(1, 1, plan.inline, RemoteAccess::Nothing);
-    match attributes(plan, None, trial).try_out::<ReliableConnection>(&device.context, &pd) {
-        Ok(()) => Ok(plan.inline),
-        Err(_) if !plan.inline_required => Ok(0),
-        Err(e) => Err(Failure::usage(format!("--inline {}: {e}", plan.inline))),
+    let trial = attributes(plan, None, trial);
+    let (context, is_required) = (&device.context, plan.inline_required);
+    match plan.mode.transport {
+        Transport::Rc => trial.usable_inline::<ReliableConnection>(context, &pd, is_required),
+        Transport::Uc => trial.usable_inline::<UnreliableConnection>(context, &pd, is_required),
+        Transport::Ud => trial.usable_inline::<UnreliableDatagram>(context, &pd, is_required),
     }
+    .map_err(|e| Failure::usage(format!("--inline {}: {e}", plan.inline)))
 }
 
 fn encode_setup(endpoint: &Endpoint, keys: &AdvertisedMemory) -> exchange::QpSetup {
@@ -314,7 +382,8 @@ fn encode_setup(endpoint: &Endpoint, keys: &AdvertisedMemory) -> exchange::QpSet
         endpoint: to_hex(&endpoint.to_bytes()),
         slots: keys.slots,
         data: keys.data.map(|key| to_hex(&key)),
-        counter: keys.counter.map(|key| to_hex(&key)),
+        credit: keys.credit.map(|key| to_hex(&key)),
+        notice: keys.notice.map(|key| to_hex(&key)),
     }
 }
 
@@ -326,7 +395,8 @@ fn decode_setup(setup: exchange::QpSetup) -> Result<(Endpoint, PeerQp), String> 
         qpn: endpoint.qpn,
         slots: setup.slots,
         data: setup.data,
-        counter: setup.counter,
+        credit: setup.credit,
+        notice: setup.notice,
     };
     Ok((endpoint, peer))
 }

@@ -28,7 +28,7 @@ use super::wire::{ControlConnection, QpInfo, SharedParameters};
 use crate::device::{Device, Gpu};
 use crate::engine::cm::QpConnector;
 use crate::engine::message::Cycle;
-use crate::engine::setup::{Connector, PathAttributes, PreparedEnd, QpAttributes, RemoteAccess};
+use crate::engine::setup::{Connector, PreparedEnd, QpAttributes, RemoteAccess};
 use crate::engine::test_end;
 use crate::engine::transport::TestTransport;
 use crate::failure::{Failure, one_line, refused};
@@ -197,14 +197,12 @@ impl<T: TestTransport> TestEnd<T> {
         let gid = choose_gid(settings, device, port.link_layer)?;
         let pd = context.protection_domain().map_err(refused)?;
         let attributes = QpAttributes {
-            path: PathAttributes {
-                port: settings.device_port,
-                gid_index: gid.and_then(|gid| u8::try_from(gid.index).ok()),
-                traffic_class: settings.traffic_class,
-                hop_limit: settings.hop_limit,
-                flow_label: settings.flow_label,
-                service_level: settings.service_level,
-            },
+            port: settings.device_port,
+            gid_index: gid.and_then(|gid| u8::try_from(gid.index).ok()),
+            traffic_class: settings.traffic_class,
+            hop_limit: settings.hop_limit,
+            flow_label: settings.flow_label,
+            service_level: settings.service_level,
             pkey_index: settings.pkey_index,
             mtu: Some(parameters.mtu),
             timeout: settings.timeout,
@@ -350,19 +348,13 @@ impl EndBuilder<'_> {
 
     /// The size of `-I`, or the C tools' default if the device supports it.
     fn fit_inline<T: TestTransport>(&mut self, context: &Context) -> Result<(), Failure> {
-        if self.attributes.inline == 0 {
-            return Ok(());
+        let inline = self.attributes.inline;
+        if inline > 0 {
+            let is_required = self.settings.inline.is_some();
+            let usable = self.attributes.usable_inline::<T>(context, self.pd, is_required);
+            self.attributes.inline = usable.map_err(|e| Failure::test(format!("-I {inline}: {e}")))?;
         }
-        match self.attributes.try_out::<T>(context, self.pd) {
-            Ok(()) => Ok(()),
-            Err(e) if self.settings.inline.is_some() => {
-                Err(Failure::test(format!("-I {}: {e}", self.attributes.inline)))
-            }
-            Err(_) => {
-                self.attributes.inline = 0;
-                Ok(())
-            }
-        }
+        Ok(())
     }
 
     fn header(&self, device: &str, layer: LinkLayer) -> Header {

@@ -3,9 +3,10 @@
 
 use std::marker::PhantomData;
 
-use doorbell_verbs::{Buffer, Local, Memory, PeerWrite, ProtectionDomain, ReliableConnection};
+use doorbell_verbs::{Buffer, Local, Memory, PeerWrite, ProtectionDomain};
 
 use super::super::bw::client::{ConnectOp, buffers, sinks};
+use super::super::bw::receive::header;
 use super::super::monitor::LoopMonitor;
 use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, Test, TestEnd};
 use crate::engine::gpu::{Chunking, GpuMessages, GpuPool};
@@ -59,7 +60,7 @@ impl<O: ConnectOp> QpMemory for UnconnectedMemory<O> {
                 inline: vec![0; len],
             },
             None => SendBuffers::Host {
-                free: buffers(test, pd, count)?,
+                free: buffers(test, pd, len, count)?,
                 inline: Vec::new(),
             },
         };
@@ -99,7 +100,7 @@ impl<O: ConnectOp> QpMemory for UnconnectedMemory<O> {
                 Written::Host(written) => Some(written.remote().to_bytes()),
                 Written::Gpu(_, written) => Some(written.remote().to_bytes()),
             },
-            counter: None,
+            ..AdvertisedMemory::default()
         }
     }
 
@@ -122,18 +123,19 @@ impl<O: ConnectOp> QpMemory for UnconnectedMemory<O> {
 fn payloads(test: &Test<'_>) -> [Payloads; 2] {
     let direction = |of_server| Payloads {
         stream: usize::from(of_server),
+        header: header(test),
         ..Payloads::new(test.plan.seed, 0)
     };
     [direction(test.is_server), direction(!test.is_server)]
 }
 
 /// The server: answers until the client has finished. Returns the messages received.
-pub(crate) fn serve<O: ConnectOp + MessageOp<ReliableConnection>>(
+pub(crate) fn serve<T: TestTransport, O: ConnectOp + MessageOp<T>>(
     test: &Test<'_>,
-    test_end: &mut TestEnd<ReliableConnection, UnconnectedMemory<O>>,
+    test_end: &mut TestEnd<T, UnconnectedMemory<O>>,
 ) -> Result<Vec<u64>, Failure> {
     let mut pingpong = pingpong(test, test_end)?;
-    let mut monitor = LoopMonitor::of_server(test);
+    let mut monitor = LoopMonitor::new(test);
     let mut index = 0;
     loop {
         while !pingpong.has_arrived(index)? {
@@ -160,10 +162,10 @@ pub(crate) fn serve<O: ConnectOp + MessageOp<ReliableConnection>>(
 }
 
 /// One end of the ping-pong, over the first queue pair.
-pub(crate) fn pingpong<'a, O: ConnectOp + MessageOp<ReliableConnection>>(
+pub(crate) fn pingpong<'a, T: TestTransport, O: ConnectOp + MessageOp<T>>(
     test: &Test<'_>,
-    test_end: &'a mut TestEnd<ReliableConnection, UnconnectedMemory<O>>,
-) -> Result<PingPong<'a, ReliableConnection, O>, Failure> {
+    test_end: &'a mut TestEnd<T, UnconnectedMemory<O>>,
+) -> Result<PingPong<'a, T, O>, Failure> {
     let TestEnd { end, memory } = test_end;
     match memory.first_mut() {
         Some(memory) => {
