@@ -112,7 +112,7 @@ fn the_connection_manager_connects_every_queue_pair() {
 #[test]
 fn intervals_are_reported_as_they_end() {
     for (kind, figure) in [("bw", "bw_avg_bytes_per_s"), ("lat", "lat_p50_ns")] {
-        let line = format!("{kind} write -D 0.5 --interval 0.1");
+        let line = format!("{kind} write -D 1 --interval 0.1");
         let report = result(&line);
         let row = &report["results"][0];
         let intervals = row["intervals"].as_array().expect("a list");

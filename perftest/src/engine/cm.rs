@@ -44,18 +44,11 @@ pub(crate) enum CmEndpoint {
 
 /// What connects the queue pairs of the test. Datagrams (UD) find each other by SIDR.
 #[derive(Debug)]
-pub(crate) enum QpConnector {
-    Connections(CmEndpoint),
-    ServiceClient {
-        manager: ConnectionManager,
-        peer: SocketAddr,
-        source: Option<SocketAddr>,
-    },
-    ServiceServer {
-        listener: ServiceListener,
-        /// As in [`CmEndpoint::Server`].
-        peer: Option<IpAddr>,
-    },
+pub(crate) struct QpConnector {
+    end: CmEndpoint,
+    datagrams: bool,
+    /// A server's, of datagrams.
+    services: Option<ServiceListener>,
 }
 
 /// What gives a queue pair of the test its peer.
@@ -82,16 +75,17 @@ impl QpConnector {
     /// # Errors
     /// [`Failure::Test`] when there is none in time; [`Failure::Interrupted`].
     pub(crate) fn next(&mut self, interrupt: &Interrupt) -> Result<Pending, Failure> {
-        match self {
-            QpConnector::Connections(cm) => cm.pending(Some(REQUEST_TIMEOUT), interrupt).map(Pending::Connection),
-            QpConnector::ServiceClient { manager, peer, source } => resolve_service(*manager, *source, *peer)
-                .map(Pending::Service)
-                .map_err(|e| failed(&e)),
-            QpConnector::ServiceServer { listener, peer } => {
-                let next = || listener.next_request(POLL_INTERVAL);
+        match (&mut self.end, &mut self.services) {
+            (CmEndpoint::Client { manager, peer, source }, _) if self.datagrams => {
+                let service = resolve_service(*manager, *source, *peer);
+                service.map(Pending::Service).map_err(|e| failed(&e))
+            }
+            (CmEndpoint::Server { peer, .. }, Some(services)) => {
+                let next = || services.next_request(POLL_INTERVAL);
                 request_of(*peer, Some(REQUEST_TIMEOUT), interrupt, next, ServiceRequest::peer_addr)
                     .map(Pending::ServiceRequest)
             }
+            (end, _) => end.pending(Some(REQUEST_TIMEOUT), interrupt).map(Pending::Connection),
         }
     }
 }
@@ -148,22 +142,19 @@ impl CmEndpoint {
     /// # Errors
     /// [`Failure::Test`] when the port is in use for datagrams.
     pub(crate) fn into_connector(self, datagrams: bool) -> Result<QpConnector, Failure> {
-        if !datagrams {
-            return Ok(QpConnector::Connections(self));
-        }
-        match self {
-            CmEndpoint::Client { manager, peer, source } => Ok(QpConnector::ServiceClient { manager, peer, source }),
-            CmEndpoint::Server {
-                manager,
-                listener,
-                peer,
-            } => {
+        let services = match &self {
+            CmEndpoint::Server { manager, listener, .. } if datagrams => {
                 let no_address = || Failure::test("the connection manager listens on no address");
                 let address = listener.local_addr().ok_or_else(no_address)?;
-                let listener = manager.listen_for_datagrams(address, BACKLOG).map_err(|e| failed(&e))?;
-                Ok(QpConnector::ServiceServer { listener, peer })
+                Some(manager.listen_for_datagrams(address, BACKLOG).map_err(|e| failed(&e))?)
             }
-        }
+            _ => None,
+        };
+        Ok(QpConnector {
+            end: self,
+            datagrams,
+            services,
+        })
     }
 
     pub(crate) fn pending(

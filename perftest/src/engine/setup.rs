@@ -184,8 +184,8 @@ impl<T: TestTransport> PreparedEnd<T> {
     }
 
     /// Connects the queue pairs, one after the other: by the connection manager, if there is a
-    /// `connector`, else to the endpoints of `peers`, each with the peer's name in messages. `peers`
-    /// is called after the connection manager's part.
+    /// `connector`, else to the endpoints of `peers`, each with the peer's name in messages; it is
+    /// called after the connection manager's part.
     ///
     /// # Errors
     /// [`Failure::Test`] when one cannot be connected; [`Failure::Interrupted`]; those of `peers`.
