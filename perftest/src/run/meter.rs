@@ -94,33 +94,38 @@ impl<'a> Intervals<'a> {
     }
 }
 
-/// The messages that arrive, without those of the warm-up, from the first to the last.
+/// The messages that arrive, without those of the warm-up: from the last poll before the first, as
+/// all may come at once, to the last.
 #[derive(Debug)]
 pub(crate) struct Arrivals {
     timeline: Timeline,
     warmup: u64,
-    /// When the last one came, and how many had by then.
+    /// The last poll before the first message, then that with the last one: when, and how many had
+    /// arrived by then.
     last: (u64, u64),
 }
 
 impl Arrivals {
-    pub(crate) fn new(in_flight: u32, warmup: u64) -> Arrivals {
+    pub(crate) fn new(clock: &Clock, in_flight: u32, warmup: u64) -> Arrivals {
         Arrivals {
             timeline: Timeline::new(in_flight.into()),
             warmup,
-            last: (0, 0),
+            last: (clock.now(), 0),
         }
     }
 
+    /// A poll: so many have arrived.
+    #[inline]
     pub(crate) fn note(&mut self, clock: &Clock, arrived: u64) {
-        if arrived == self.last.1 {
+        if arrived == self.last.1 && self.timeline.is_started() {
             return;
         }
-        self.last = (clock.now(), arrived);
+        let before = std::mem::replace(&mut self.last, (clock.now(), arrived));
+        if !self.timeline.is_started() && arrived > self.warmup {
+            self.timeline.start(before.0, self.warmup.max(before.1));
+        }
         if self.timeline.is_started() {
             self.timeline.note(clock, arrived);
-        } else if arrived >= self.warmup {
-            self.timeline.start(self.last.0, arrived);
         }
     }
 
@@ -152,14 +157,24 @@ mod tests {
 
     #[test]
     fn arrivals_count_from_the_end_of_the_warm_up_to_the_last() {
-        let (clock, time) = Clock::fake();
-        let mut arrivals = Arrivals::new(1, 10);
-        for (us, arrived) in [(1, 5), (2, 10), (3, 20), (12, 110), (5000, 110)] {
-            time.set(us * 1000);
-            arrivals.note(&clock, arrived);
+        for (polls, figures) in [
+            (
+                &[(1, 5), (2, 10), (3, 20), (12, 110), (5000, 110)][..],
+                Some((100, 1e7)),
+            ),
+            (&[(1, 0), (5, 0), (15, 110)], Some((100, 1e7))),
+            (&[(10, 110)], Some((100, 1e7))),
+            (&[(10, 10), (20, 10)], None),
+        ] {
+            let (clock, time) = Clock::fake();
+            let mut arrivals = Arrivals::new(&clock, 1, 10);
+            for &(us, arrived) in polls {
+                time.set(us * 1000);
+                arrivals.note(&clock, arrived);
+            }
+            let measured = arrivals.bandwidth();
+            let measured = measured.map(|measured| (measured.messages, measured.average_per_s));
+            assert_eq!(measured, figures, "{polls:?}");
         }
-        let figures = arrivals.bandwidth().unwrap();
-        assert_eq!((figures.messages, figures.average_per_s), (100, 1e7));
-        assert_eq!(Arrivals::new(1, 10).bandwidth(), None);
     }
 }

@@ -10,7 +10,7 @@ use crate::report::LinkKind;
 use crate::run::test_end::Test;
 use crate::stats::Clock;
 
-/// A loop polls once in so many iterations.
+/// A loop polls once in so many iterations, a power of two; one that sleeps, every time.
 const CHECK_INTERVAL: u32 = 256;
 /// Idle iterations before each further one yields the CPU: on an idle core the yield returns at
 /// once, and where threads outnumber cores it lets the peer's thread run.
@@ -30,6 +30,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct LoopMonitor<'a> {
     control: &'a Control,
     iterations: u32,
+    check_mask: u32,
     serving: bool,
     finish: Option<Vec<u64>>,
     outcome: Option<Outcome>,
@@ -52,6 +53,7 @@ impl<'a> LoopMonitor<'a> {
         LoopMonitor {
             control: test.control,
             iterations: 0,
+            check_mask: if test.plan.events { 0 } else { CHECK_INTERVAL - 1 },
             serving: test.serves(),
             finish: None,
             outcome: None,
@@ -67,13 +69,28 @@ impl<'a> LoopMonitor<'a> {
     }
 
     #[inline]
-    fn count(&mut self) -> Result<(), Failure> {
+    fn count(&mut self) -> Result<LoopState, Failure> {
         self.iterations = self.iterations.wrapping_add(1);
-        if self.iterations.is_multiple_of(CHECK_INTERVAL) && self.control.attention() {
-            self.check()
-        } else {
-            Ok(())
+        if self.iterations & self.check_mask != 0 {
+            return Ok(LoopState::Continue);
         }
+        self.poll_control()
+    }
+
+    #[inline(never)]
+    fn poll_control(&mut self) -> Result<LoopState, Failure> {
+        if self.control.attention() {
+            self.check()?;
+        }
+        let is_quiet = self.quiet_after.is_some_and(|limit| {
+            let since = self.quiet_since.get_or_insert_with(Instant::now);
+            since.elapsed() > limit
+        });
+        if is_quiet {
+            self.quiet_since = None;
+            return Ok(LoopState::Quiet);
+        }
+        Ok(LoopState::Continue)
     }
 
     #[cold]
@@ -89,16 +106,6 @@ impl<'a> LoopMonitor<'a> {
             }
         }
         Ok(())
-    }
-
-    /// Whether nothing has arrived for so long that what was awaited is lost.
-    fn is_quiet(&mut self) -> bool {
-        let Some(limit) = self.quiet_after else { return false };
-        let is_quiet = self.quiet_since.get_or_insert_with(Instant::now).elapsed() > limit;
-        if is_quiet {
-            self.quiet_since = None;
-        }
-        is_quiet
     }
 
     /// The peer's outcome, if it has come already.
@@ -118,7 +125,7 @@ impl Monitor for LoopMonitor<'_> {
     fn busy(&mut self) -> Result<(), Failure> {
         self.idle = 0;
         self.quiet_since = None;
-        self.count()
+        self.count().map(drop)
     }
 
     #[inline]
@@ -129,12 +136,7 @@ impl Monitor for LoopMonitor<'_> {
         } else {
             std::thread::yield_now();
         }
-        self.count()?;
-        Ok(if self.is_quiet() {
-            LoopState::Quiet
-        } else {
-            LoopState::Continue
-        })
+        self.count()
     }
 }
 

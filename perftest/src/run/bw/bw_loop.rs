@@ -92,9 +92,10 @@ where
         bw,
         services: &mut services,
         monitor: LoopMonitor::new(test),
-        arrivals: test
-            .counts_arrivals()
-            .then(|| Arrivals::new(test.window(), test.plan.warmup(test.bytes) * u64::from(test.plan.qps))),
+        arrivals: (test.serves() && test.counts_arrivals()).then(|| {
+            let warmup = test.plan.warmup(test.bytes) * u64::from(test.plan.qps);
+            Arrivals::new(test.clock, test.window(), warmup)
+        }),
     };
     bw_end.run(meter)
 }
@@ -167,8 +168,8 @@ impl<T: TestTransport, F: Requester<T>, S: Service<T>> BwEnd<'_, T, F, S> {
         }
         ours.measured = match &mut self.arrivals {
             Some(arrivals) => arrivals.bandwidth(),
-            None if test.sends() => meter.figures.bandwidth(),
-            None => None,
+            None if test.counts_arrivals() || !test.sends() => None,
+            None => meter.figures.bandwidth(),
         };
         let measured = ours.measured;
         if test.serves() {
@@ -215,7 +216,7 @@ impl<T: TestTransport, F: Requester<T>, S: Service<T>> BwEnd<'_, T, F, S> {
             match self.step()? {
                 None => note(self.bw.done()),
                 Some(state) => {
-                    if state == LoopState::Quiet && self.arrivals.is_none() && self.bw.is_in_flight() {
+                    if state == LoopState::Quiet && !self.test.counts_arrivals() && self.bw.is_in_flight() {
                         return Err(self.lost());
                     }
                     // With a rate limit, nothing may complete until after the deadline.
@@ -248,11 +249,11 @@ impl<T: TestTransport, F: Requester<T>, S: Service<T>> BwEnd<'_, T, F, S> {
         for ((test_qp, receiver), service) in self.bw.parts().zip(&mut *self.services) {
             has_moved |= service.step(self.test, test_qp, receiver, is_idle)?;
         }
-        if !has_moved {
-            return self.monitor.idle().map(Some);
-        }
         if let Some(arrivals) = &mut self.arrivals {
             arrivals.note(self.test.clock, self.bw.received());
+        }
+        if !has_moved {
+            return self.monitor.idle().map(Some);
         }
         self.monitor.busy().map(|()| None)
     }
