@@ -41,6 +41,7 @@ pub(crate) fn run(plan: &Plan, args: &TestArgs, thresholds: Thresholds) -> Resul
             let metrics = metrics(args)?;
             let interrupt = Interrupt::catch()?;
             let device = open(args, Side::Single, Reach::Elsewhere)?;
+            let plan = &plan.fitted(active_mtu(&device)?, args.size.is_some())?;
             let control = connect(host, args.connection.port, &interrupt)?;
             let peer = if control.is_local() {
                 Peer::Here
@@ -59,6 +60,7 @@ pub(crate) fn run(plan: &Plan, args: &TestArgs, thresholds: Thresholds) -> Resul
 fn both(plan: &Plan, args: &TestArgs) -> Result<FinishedTest, Failure> {
     let interrupt = Interrupt::catch()?;
     let device = open(args, Side::First, Reach::Here)?;
+    let plan = &plan.fitted(active_mtu(&device)?, args.size.is_some())?;
     let server = start_server(plan.kind, args, &device, &interrupt, false)?;
     let control = connect("127.0.0.1", server.port, &interrupt)?;
     let peer = Peer::Child(server.process());
@@ -149,7 +151,6 @@ fn client(
     token: Option<String>,
     peer: Peer,
 ) -> Result<FinishedTest, Failure> {
-    let plan = &plan.fitted(active_mtu(device)?, args.size.is_some())?;
     let mut clock = Clock::new(args.clock).map_err(|why| Failure::usage(format!("--clock tsc: {why}")))?;
     let mut report = Report::new(plan.test_name(), device.context.name().to_owned(), device.link);
     report.peer = Some(control.peer().ip().to_string());

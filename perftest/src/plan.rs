@@ -380,17 +380,18 @@ impl Plan {
     pub(crate) fn fitted(&self, active_mtu: u32, are_given: bool) -> Result<Plan, Failure> {
         let mut plan = self.clone();
         let mtu = u64::from(self.mtu.unwrap_or(active_mtu).min(active_mtu));
-        let Some(long) = plan.sizes.iter().copied().find(|size| *size > mtu) else {
-            return Ok(plan);
-        };
-        if self.mode.transport == Transport::Ud {
-            if are_given {
+        let too_long = plan.sizes.iter().copied().find(|size| *size > mtu);
+        match too_long.filter(|_| self.mode.transport == Transport::Ud) {
+            None => {}
+            Some(size) if are_given => {
                 return Err(Failure::usage(format!(
-                    "a datagram of {long} bytes: it carries at most the MTU, here {mtu}"
+                    "a datagram of {size} bytes: it carries at most the MTU, here {mtu}"
                 )));
             }
-            plan.sizes.retain(|size| *size < mtu);
-            plan.sizes.push(mtu);
+            Some(_) => {
+                plan.sizes.retain(|size| *size < mtu);
+                plan.sizes.push(mtu);
+            }
         }
         Ok(plan)
     }

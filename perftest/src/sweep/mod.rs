@@ -157,6 +157,11 @@ pub(crate) fn run(args: &SweepArgs) -> Result<(), Failure> {
         Side::Single
     };
     let device = command::open(&test, side, reach)?;
+    let mtu = command::active_mtu(&device)?;
+    let plans: Vec<_> = plans
+        .into_iter()
+        .map(|(point, plan)| (point, plan.and_then(|plan| plan.fitted(mtu, true))))
+        .collect();
     let server = (reach == Reach::Here)
         .then(|| command::start_server(kind, &test, &device, &interrupt, true))
         .transpose()?;
@@ -283,7 +288,6 @@ impl Sweep<'_> {
         (monitor, caveats): (&mut Option<NoiseMonitor>, &mut Caveats),
     ) -> Result<(), Failure> {
         let device = self.device;
-        let plan = &plan.fitted(command::active_mtu(device)?, true)?;
         report.peer = Some(control.peer().ip().to_string());
         let local = SessionContext {
             control,
