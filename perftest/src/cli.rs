@@ -303,7 +303,8 @@ pub(crate) struct BwArgs {
     /// tx depth: requests in flight per queue pair [default: 128]
     #[arg(long, value_name = "N", help_heading = "Test", value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub(crate) tx_depth: Option<u32>,
-    /// rx depth: receives posted per queue pair, for send [default: 512]
+    /// rx depth: receives posted per queue pair, for send [default: 512; of uc and ud as many as
+    /// messages, up to 4096]
     #[arg(long, value_name = "N", help_heading = "Test", value_parser = clap::value_parser!(u32).range(2..=16384))]
     pub(crate) rx_depth: Option<u32>,
     /// Both ends send, read or do atomics at once; the figures are the sums of what each has

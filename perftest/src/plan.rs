@@ -180,7 +180,7 @@ impl Plan {
             },
             qps: args.qps,
             tx_depth,
-            rx_depth: args.rx_depth.unwrap_or(512),
+            rx_depth: args.rx_depth.unwrap_or_else(|| base.default_rx_depth()),
             post_list: args.post_list,
             cq_mod,
             private_memory: base.private_memory || args.qps > MAX_SHARED_QPS,
@@ -277,6 +277,20 @@ impl Plan {
             interval_s: args.interval,
             repeat: args.repeat,
         })
+    }
+
+    /// As many receives as messages where those are lost for want of one, within bounds; else what
+    /// credits need.
+    fn default_rx_depth(&self) -> u32 {
+        match self.extent {
+            TestLength::Iterations(n) | TestLength::DefaultIterations(n)
+                if self.verb == Verb::Send && !self.mode.is_reliable() =>
+            {
+                let messages = n.saturating_add(self.warmup.unwrap_or(100));
+                u32::try_from(messages).unwrap_or(u32::MAX).clamp(512, 4096)
+            }
+            _ => 512,
+        }
     }
 
     fn checked(self) -> Result<Plan, Failure> {

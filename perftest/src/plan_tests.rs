@@ -112,6 +112,20 @@ fn datagrams_are_no_longer_than_the_mtu() {
 }
 
 #[test]
+fn messages_without_flow_control_have_a_receive_each() {
+    for (line, receives) in [
+        ("bw send", 512),
+        ("bw send --transport ud", 1100),
+        ("bw send --transport uc -n 9000", 4096),
+        ("bw send --transport ud -D 1", 512),
+        ("bw send --transport ud --rx-depth 64", 64),
+        ("bw write --transport uc", 512),
+    ] {
+        assert_eq!(plan(line).unwrap().rx_depth, receives, "{line}");
+    }
+}
+
+#[test]
 fn windows_fit_the_memory_budget() {
     let bw = plan("bw write").unwrap();
     assert_eq!(bw.window(65536), 128);
