@@ -421,6 +421,8 @@ fn atomics_and_remote_memory_are_typed_and_checked() {
         .to_bytes();
     let error = Remote::<WriteAccess>::from_bytes(&read_only).unwrap_err().to_string();
     assert!(error.contains("Write"), "{error}");
+    let error = Remote::<ReadAccess>::from_bytes(&bytes[1..]).unwrap_err().to_string();
+    assert!(error.starts_with("23 bytes where"), "{error}");
 }
 
 fn a_panic_while_completions_are_taken_loses_none_but_its_own<B: TestBackend, Q: TestCq>() {
