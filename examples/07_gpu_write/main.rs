@@ -13,11 +13,11 @@
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use doorbell_cuda::{Driver, HostMemory, Memory, Stream};
+use doorbell::exchange::{Exchange, Listener};
+use doorbell::gpudirect::cuda::{Driver, HostMemory, Memory, Stream};
+use doorbell::gpudirect::{Arrivals, GpuMemory, Scope, register};
+use doorbell::{CompletionQueue, Context, Local, PeerWrite, QueueKind, Remote, WriteAccess};
 use doorbell_examples::{Error, report};
-use doorbell_gpudirect::{Arrivals, GpuMemory, Scope, register};
-use doorbell_verbs::exchange::{Exchange, Listener};
-use doorbell_verbs::{CompletionQueue, Context, Local, PeerWrite, QueueKind, Remote, WriteAccess};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const BYTES: usize = 3 << 20;
@@ -118,7 +118,7 @@ fn connect(device: &str, gpu: &str, to: &str) -> Result<(), Error> {
 
     let mut exchange = Exchange::connect(to, TIMEOUT)?;
     let (mut qp, peer_data) = exchange.pair(qp, b"")?;
-    let inbox: Remote<WriteAccess> = Remote::from_bytes(peer_data.as_slice().try_into()?)?;
+    let inbox: Remote<WriteAccess> = Remote::from_bytes(&peer_data)?;
 
     // Stands for a kernel's result: a copy into the memory, which must complete before it is sent.
     let host = HostMemory::alloc(stream.context(), BYTES)?;
