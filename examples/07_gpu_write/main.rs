@@ -11,12 +11,12 @@
 #![forbid(unsafe_code)]
 
 use std::process::{Command, ExitCode};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use doorbell::exchange::{Exchange, Listener};
 use doorbell::gpudirect::cuda::{Driver, HostMemory, Memory, Stream};
 use doorbell::gpudirect::{Arrivals, GpuMemory, Scope, register};
-use doorbell::{CompletionQueue, Context, Local, PeerWrite, QueueKind, Remote, WriteAccess};
+use doorbell::{Context, Local, PeerWrite, Remote, WriteAccess};
 use doorbell_examples::{Error, report};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -89,7 +89,8 @@ fn read(device: &Context, gpu: &str, listener: &Listener) -> Result<(), Error> {
 
     let mut exchange = listener.accept(TIMEOUT)?;
     let (_qp, _) = exchange.pair(qp, &inbox.remote().to_bytes())?;
-    wait(&mut cq, QueueKind::Receive)?;
+    let arrived = cq.busy_poll(TIMEOUT)?.next().ok_or("nothing has arrived")?;
+    arrived.check()?;
 
     // From here on work in the stream sees the written data.
     arrivals.publish(.., &stream)?;
@@ -128,20 +129,8 @@ fn connect(device: &str, gpu: &str, to: &str) -> Result<(), Error> {
     qp.post(|batch| {
         batch.write(buffer, inbox).imm(0).signaled();
     })?;
-    wait(&mut cq, QueueKind::Send)?;
+    let written = cq.busy_poll(TIMEOUT)?.next().ok_or("the write is not complete")?;
+    written.check()?;
     // Not earlier: a destroyed queue pair acknowledges nothing.
     Ok(exchange.finish()?)
-}
-
-fn wait(cq: &mut CompletionQueue, queue: QueueKind) -> Result<(), Error> {
-    let deadline = Instant::now() + TIMEOUT;
-    while Instant::now() < deadline {
-        for done in cq.poll()? {
-            done.result()?;
-            if done.queue() == queue {
-                return Ok(());
-            }
-        }
-    }
-    Err(format!("nothing completed in {TIMEOUT:?}").into())
 }
