@@ -11,6 +11,7 @@ mod instructions;
 mod kernels;
 mod peers;
 mod pip;
+mod platforms;
 mod sanitize;
 mod setup;
 mod soak;

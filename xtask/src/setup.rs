@@ -7,7 +7,7 @@ use std::{env, path::Path, process::Command};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Need {
     pub(crate) package: &'static str,
-    found: fn() -> bool,
+    pub(crate) found: fn() -> bool,
 }
 
 pub(crate) const QEMU: Need = Need {

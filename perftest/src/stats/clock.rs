@@ -10,7 +10,7 @@
 //! the counter, without its own calibration, which cannot be checked.
 
 #[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::__cpuid;
+use raw_cpuid::CpuId;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -151,11 +151,11 @@ fn no_counter(trusted: Option<&str>) -> Option<&'static str> {
 
 #[cfg(target_arch = "x86_64")]
 fn has_invariant_counter() -> bool {
-    // Otherwise quanta would silently read CLOCK_MONOTONIC: CPUID 8000_0001H EDX bit 27 is RDTSCP,
-    // 8000_0007H EDX bit 8 the invariant TSC.
-    let edx = |leaf| (__cpuid(0x8000_0000).eax >= leaf).then(|| __cpuid(leaf).edx);
-    edx(0x8000_0001).is_some_and(|features| features & 1 << 27 != 0)
-        && edx(0x8000_0007).is_some_and(|power| power & 1 << 8 != 0)
+    // Otherwise quanta would silently read CLOCK_MONOTONIC.
+    let cpu = CpuId::new();
+    let features = cpu.get_extended_processor_and_feature_identifiers();
+    let power = cpu.get_advanced_power_mgmt_info();
+    features.is_some_and(|features| features.has_rdtscp()) && power.is_some_and(|power| power.has_invariant_tsc())
 }
 
 #[cfg(not(target_arch = "x86_64"))]

@@ -235,8 +235,11 @@ impl<Q: PollBackend> Poller<Q> {
     fn drain(&mut self, taken: u64, emptied: bool) {
         let taken_until = if emptied { u64::MAX } else { self.taken };
         let yielded_until = if taken == 0 { taken_until } else { self.taken };
-        while let Some((_, entries)) = self.entries_to_release.pop_front_if(|(until, _)| *until <= taken_until) {
-            self.inner.registry().release(entries);
+        while let Some((until, entries)) = self.entries_to_release.front()
+            && *until <= taken_until
+        {
+            self.inner.registry().release(*entries);
+            self.entries_to_release.pop_front();
         }
         self.table.shared.drop_detached(yielded_until);
         self.drain_pending = self.has_departed();

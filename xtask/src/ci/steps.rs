@@ -5,7 +5,9 @@ use super::{
     cargo_test::{side_by_side, tests},
     guest, lacking, licences, rows, safe,
 };
-use crate::{clients, dist, fuzz, instructions, kernels, sanitize, setup, soak, target_folder, tidy, workspace};
+use crate::{
+    clients, dist, fuzz, instructions, kernels, platforms, sanitize, setup, soak, target_folder, tidy, workspace,
+};
 use anyhow::{Context, Result, bail};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -102,6 +104,12 @@ pub(crate) const ALL: [Step; 25] = [
         Place::Background,
         doctest,
         "the examples in documentation and book",
+    ),
+    Step::new(
+        "platforms",
+        Place::Background,
+        platforms::check,
+        "aarch64 and musl compile; with --full also the lowest Rust version, and aarch64 runs in an emulator",
     ),
     Step::full(
         "nextest",
