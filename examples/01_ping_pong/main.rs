@@ -65,7 +65,7 @@ fn pair(device: &Context, exchange: Exchange) -> Result<Connection> {
 /// Sends every message back.
 fn echo(device: &Context, exchange: Exchange) -> Result<()> {
     let mut peer = pair(device, exchange)?;
-    while let Some((_, message)) = peer.next()? {
+    while let Some((_, message)) = peer.next_completion()? {
         peer.send_inline(&message)?;
         peer.receive(message)?;
     }

@@ -67,7 +67,7 @@ fn serve(device: &Context, listener: &Listener) -> Result<()> {
     let serve = |exchange: Exchange| -> Result<()> {
         let inbox = pd.register(vec![0; KEY + VALUE], Local)?;
         let mut client = exchange.connection(&pd, |qp| qp.allow_remote_read().max_inline_data(1), [inbox], &key)?;
-        while let Some((_, entry)) = client.next()? {
+        while let Some((_, entry)) = client.next_completion()? {
             let stored = store(&slots, &entry);
             // Before the answer, after which the client may send again.
             client.receive(entry)?;

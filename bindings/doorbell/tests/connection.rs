@@ -34,7 +34,7 @@ fn a_server_receives_what_there_is_until_its_client_leaves() {
     assert_eq!(server.peer_data(), b"data");
     let served = thread::spawn(move || {
         let mut served = 0;
-        while let Some((success, request)) = server.next().unwrap() {
+        while let Some((success, request)) = server.next_completion().unwrap() {
             assert!(matches!(success, Success::Receive { len: 8, .. }), "{success:?}");
             let answer = request.to_vec();
             server.receive(request).unwrap();

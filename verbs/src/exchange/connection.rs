@@ -35,7 +35,7 @@ const BUSY_POLL: Duration = Duration::from_micros(50);
 /// let exchange = Listener::bind("0.0.0.0:18516")?.accept(TIMEOUT)?;
 /// let inbox = pd.register(vec![0; 4096], Local)?;
 /// let mut peer = exchange.connection(pd, |qp| qp.max_inline_data(64), [inbox], b"")?;
-/// while let Some((_, message)) = peer.next()? {
+/// while let Some((_, message)) = peer.next_completion()? {
 ///     peer.receive(message)?;
 ///     peer.send_inline(b"received")?;
 /// }
@@ -108,11 +108,11 @@ impl Connection {
     ///
     /// # Errors
     /// When a request has failed, or the device is gone.
-    pub fn next(&mut self) -> Result<Option<(Success, Buffer)>, ExchangeError> {
+    pub fn next_completion(&mut self) -> Result<Option<(Success, Buffer)>, ExchangeError> {
         self.next_until(Deadline::NEVER)
     }
 
-    /// As [`next`](Self::next), for what must come, in this time.
+    /// As [`next_completion`](Self::next_completion), for what must come, in this time.
     ///
     /// # Errors
     /// As of that, and when the peer has left or nothing is complete in time.
