@@ -53,7 +53,7 @@ fn run(args: &[&str]) -> Result<()> {
         _ => bail!("{}: no such option; see --help", args.join(" ")),
     };
     match Launch::from_env() {
-        Err(BootstrapError::NotLaunched) if ranks < 2 => bail!("--ranks {ranks}: nobody would be left"),
+        Err(BootstrapError::NotLaunched) if ranks < 2 => bail!("--ranks {ranks}: no rank would be left"),
         Err(BootstrapError::NotLaunched) => start(args, ranks),
         _ => rank(&device.map_or_else(doorbell::open_from_env, doorbell::open)?),
     }

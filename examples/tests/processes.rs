@@ -169,5 +169,5 @@ fn the_other_ranks_finish_without_the_one_that_was_killed() {
     assert_eq!(lines, [line(0), line(2), line(3)], "{done:?}");
     assert!(stderr(&done).contains("rank 1 ("), "{done:?}");
     let refused = output(LOST_RANK, &["--ranks", "1"]);
-    assert_eq!(stderr(&refused), "13_lost_rank: --ranks 1: nobody would be left\n");
+    assert_eq!(stderr(&refused), "13_lost_rank: --ranks 1: no rank would be left\n");
 }

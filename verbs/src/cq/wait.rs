@@ -92,8 +92,8 @@ impl<Q: CqKind> CompletionQueue<Q> {
         Ok(self.poll()?)
     }
 
-    /// Polls until there are completions, and returns none at `timeout`: the lowest latency, with no
-    /// need of a channel, at the cost of a processor.
+    /// Polls until there are completions, and returns none at `timeout`: the lowest latency, at the
+    /// cost of a processor. It needs no channel.
     ///
     /// # Errors
     /// When the device cannot be polled.

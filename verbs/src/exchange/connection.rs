@@ -103,8 +103,8 @@ impl Connection {
     }
 
     /// The next completed request that had a `Buffer<Local>`; others are only checked. Polls for
-    /// 50 µs, then sleeps. `None` once the peer has [left](Exchange::peer_has_left), and all that it
-    /// had sent has been returned.
+    /// 50 µs, then sleeps. `None` once the peer has [left](Exchange::peer_has_left), and all that
+    /// it had sent has been returned.
     ///
     /// # Errors
     /// When a request has failed, or the device is gone.
