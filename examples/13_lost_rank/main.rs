@@ -11,7 +11,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr};
-use std::process::{self, Command, Stdio};
+use std::process::{self, Child, Command, Stdio};
 use std::{env, thread, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -59,27 +59,39 @@ fn run(args: &[&str]) -> Result<()> {
     }
 }
 
+/// The ranks; none is left when this is dropped.
+struct Ranks(Vec<Child>);
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for rank in &mut self.0 {
+            // Fails without effect for one that has exited.
+            let _ = rank.kill();
+            let _ = rank.wait();
+        }
+    }
+}
+
 /// Starts the ranks, kills one when it says that it is half-way, and waits for the others.
 fn start(args: &[&str], ranks: u32) -> Result<()> {
     let rendezvous = Rendezvous::open(IpAddr::V4(Ipv4Addr::LOCALHOST), ranks)?.spawn(DEFAULT_TIMEOUT)?;
-    let mut children = Vec::new();
+    let mut children = Ranks(Vec::new());
     for rank in (0..ranks).map(Rank) {
         let mut child = Command::new(env::current_exe()?);
         child.args(args).envs(Launch::variables(rendezvous.id(), rank, ranks));
         if rank == VICTIM {
             child.stdout(Stdio::piped());
         }
-        children.push(child.spawn()?);
+        children.0.push(child.spawn()?);
     }
-    let mut victim = children.remove(VICTIM.index());
+    let victim = &mut children.0[VICTIM.index()];
     let said = victim.stdout.take().context("the rank has no output")?;
     BufReader::new(said).read_line(&mut String::new())?;
     victim.kill()?;
-    victim.wait()?;
-    let failed = children
-        .iter_mut()
-        .filter_map(|child| child.wait().ok().filter(|status| !status.success()));
-    ensure!(failed.count() == 0, "not all other ranks have succeeded");
+    for (rank, child) in (0..).map(Rank).zip(&mut children.0) {
+        let status = child.wait()?;
+        ensure!(status.success() || rank == VICTIM, "rank {rank} has failed");
+    }
     Ok(rendezvous.wait()?)
 }
 
