@@ -165,7 +165,7 @@ pub enum ExchangeError {
     Transition(#[from] QueuePairError),
     /// The completion queue of a [`Connection`] could not be made or polled.
     #[error(transparent)]
-    CompletionQueue(#[from] CompletionQueueError),
+    Queue(#[from] CompletionQueueError),
     /// Nor its channel.
     #[error(transparent)]
     Event(#[from] EventError),
@@ -174,7 +174,7 @@ pub enum ExchangeError {
     Post(#[from] PostError),
     /// A request of a [`Connection`] has failed.
     #[error(transparent)]
-    Completion(#[from] CompletionError),
+    Request(#[from] CompletionError),
 }
 
 /// Waits for peers.
