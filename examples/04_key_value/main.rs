@@ -114,7 +114,7 @@ impl Client {
         let pd = device.protection_domain()?;
         let [answer, before, entry, after] = [1, 8, KEY + VALUE, 8].map(|len| pd.register(vec![0; len], Local));
         let exchange = Exchange::connect(server, TIMEOUT)?;
-        let peer = exchange.connection(&pd, |qp| qp.signal_all().max_inline_data(SLOT as u32), [answer?], b"")?;
+        let peer = exchange.connection(&pd, |qp| qp.max_inline_data(SLOT as u32), [answer?], b"")?;
         let slots = Remote::from_bytes(peer.peer_data())?.chunks(SLOT as u64).collect();
         let parts = vec![before?, entry?, after?];
         Ok(Self { peer, slots, parts })

@@ -74,7 +74,7 @@ fn send(device: &Context, exchange: Exchange, mut input: impl Read) -> Result<()
     let pd = device.protection_domain()?;
     // For credits, which have no payload.
     let receives = pd.register_chunks(vec![0; SLOTS as usize], 1, Local)?;
-    let mut peer = exchange.connection(&pd, |qp| qp.signal_all().max_inline_data(16), receives, b"")?;
+    let mut peer = exchange.connection(&pd, |qp| qp.max_inline_data(16), receives, b"")?;
     let window: Remote<WriteAccess> = Remote::from_bytes(peer.peer_data())?;
     let slots: Vec<_> = window.chunks(CHUNK as u64).collect();
     let mut free: Vec<_> = pd

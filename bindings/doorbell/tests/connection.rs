@@ -11,12 +11,12 @@ use doorbell::prelude::*;
 const TIMEOUT: Duration = Duration::from_secs(30);
 const SHORT_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// Two ends, each with one receive posted.
-fn pair() -> [Connection; 2] {
+/// Two ends, on devices of their own of this kind, each with one receive posted.
+fn pair(device: &str) -> [Connection; 2] {
     let listener = Listener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr();
     let connect = |exchange: Exchange| {
-        let pd = doorbell::open("soft").unwrap().protection_domain().unwrap();
+        let pd = doorbell::open(device).unwrap().protection_domain().unwrap();
         let receive = pd.register(vec![0; 8], Local).unwrap();
         let connection = exchange.connection(&pd, |qp| qp.max_inline_data(8), [receive], b"data");
         connection.unwrap()
@@ -30,7 +30,7 @@ fn pair() -> [Connection; 2] {
 
 #[test]
 fn a_server_receives_what_there_is_until_its_client_leaves() {
-    let [mut server, mut client] = pair();
+    let [mut server, mut client] = pair("soft");
     assert_eq!(server.peer_data(), b"data");
     let served = thread::spawn(move || {
         let mut served = 0;
@@ -60,10 +60,10 @@ fn a_server_receives_what_there_is_until_its_client_leaves() {
 
 #[test]
 fn what_must_come_is_waited_for_for_a_time() {
-    let [mut one, mut other] = pair();
+    let [mut one, mut other] = pair("soft?delay=20ms");
     let silent = one.wait(SHORT_TIMEOUT).unwrap_err();
     assert!(matches!(silent, ExchangeError::TimedOut { .. }), "{silent}");
-    // What was sent before the peer left is received.
+    // What was sent before the peer left is received, though the packets take longer than the end.
     one.send_inline(b"the last").unwrap();
     let leaving = thread::spawn(move || one.finish());
     assert_eq!(other.wait(TIMEOUT).unwrap().1[..], *b"the last");

@@ -49,11 +49,12 @@ pub struct Connection {
     channel: CompletionChannel,
     exchange: Exchange,
     peer_data: Vec<u8>,
+    send_depth: u32,
 }
 
 impl Exchange {
-    /// Makes a queue pair with these options, whose queues have 128 entries each, posts `receives`,
-    /// and connects it as [`pair`](Self::pair) does.
+    /// Makes a queue pair with these options, whose queues have 128 entries each and whose requests
+    /// are all signaled, posts `receives`, and connects it as [`pair`](Self::pair) does.
     ///
     /// # Errors
     /// When an object cannot be made or a receive not posted; as of [`pair`](Self::pair).
@@ -66,12 +67,13 @@ impl Exchange {
     ) -> Result<Connection, ExchangeError> {
         let channel = pd.context().completion_channel()?;
         let cq = pd.context().completion_queue_on(&channel, 2 * DEPTH)?;
-        let mut qp = options(pd.queue_pair(&cq)).rc()?;
+        let mut qp = options(pd.queue_pair(&cq).signal_all()).rc()?;
         for buffer in receives {
             qp.receive(buffer)?;
         }
         let (qp, peer_data) = self.pair(qp, data)?;
         Ok(Connection {
+            send_depth: qp.free_send_slots(),
             qp,
             cq,
             channel,
@@ -126,20 +128,26 @@ impl Connection {
         let busy = deadline.min(Deadline::after(BUSY_POLL));
         while !self.cq.poll_ready()? && !busy.has_passed() {}
         loop {
-            // Before the queue is polled, so that what the peer sent before it left is found.
-            let left = self.exchange.peer_has_left();
-            // In the end the queue is empty, and armed.
-            while let Some(mut done) = self.cq.wait(Duration::ZERO)?.next() {
-                let success = done.result()?;
-                if let Some(buffer) = done.take() {
-                    return Ok(Some((success, buffer)));
-                }
+            if let Some(found) = self.take()? {
+                return Ok(Some(found));
             }
-            if left {
-                return Ok(None);
+            // It has left, and what it had sent before has arrived: see `finish`.
+            if self.exchange.has_input() {
+                return self.take();
             }
             self.sleep(deadline)?;
         }
+    }
+
+    /// One that is complete already; without one the queue is empty, and armed.
+    fn take(&mut self) -> Result<Option<(Success, Buffer)>, ExchangeError> {
+        while let Some(mut done) = self.cq.wait(Duration::ZERO)?.next() {
+            let success = done.result()?;
+            if let Some(buffer) = done.take() {
+                return Ok(Some((success, buffer)));
+            }
+        }
+        Ok(None)
     }
 
     /// Until the armed queue has an event or the peer leaves.
@@ -147,19 +155,33 @@ impl Connection {
         let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut fds = [self.channel.as_fd(), self.exchange.stream.as_fd()].map(readable);
         match poll(&mut fds, deadline.poll_timeout()) {
-            Ok(0) if deadline.has_passed() => Err(ExchangeError::TimedOut {
-                peer: self.exchange.peer.to_string(),
-            }),
+            Ok(0) if deadline.has_passed() => Err(self.timed_out()),
             Ok(_) | Err(Errno::EINTR) => Ok(()),
             Err(errno) => Err(self.exchange.io_error(errno.into())),
         }
     }
 
-    /// Waits until both sides are done: see [`Exchange::finish`].
+    fn timed_out(&self) -> ExchangeError {
+        let peer = self.exchange.peer.to_string();
+        ExchangeError::TimedOut { peer }
+    }
+
+    /// Waits until the peer has acknowledged all requests, and then until it is done, too: see
+    /// [`Exchange::finish`]. Each may take the exchange's `timeout`. Dropping waits for nothing.
     ///
     /// # Errors
-    /// As of that.
-    pub fn finish(self) -> Result<(), ExchangeError> {
+    /// As of that, and when a request has failed.
+    pub fn finish(mut self) -> Result<(), ExchangeError> {
+        let deadline = Deadline::after(self.exchange.timeout);
+        // Before the peer is notified: it may leave then, and polls no more.
+        while self.qp.free_send_slots() < self.send_depth {
+            for done in self.cq.wait(deadline.remaining())? {
+                done.check()?;
+            }
+            if deadline.has_passed() {
+                return Err(self.timed_out());
+            }
+        }
         self.exchange.finish()
     }
 }

@@ -314,12 +314,14 @@ impl Exchange {
     /// completion. Does not wait.
     #[must_use]
     pub fn peer_has_left(&self) -> bool {
-        if !matches!(readable(self.stream.as_fd(), Deadline::after(Duration::ZERO)), Ok(true)) {
-            return false;
-        }
         let mut next = [0];
         // The end of the stream is no byte; a byte that is not the end begins the peer's next pair.
-        !matches!(self.stream.peek(&mut next), Ok(1) if next != [DONE])
+        self.has_input() && !matches!(self.stream.peek(&mut next), Ok(1) if next != [DONE])
+    }
+
+    /// Whether the next read does not wait: for bytes, the end of the stream or an error.
+    fn has_input(&self) -> bool {
+        matches!(readable(self.stream.as_fd(), Deadline::after(Duration::ZERO)), Ok(true))
     }
 
     /// Waits until both sides are done with all queue pairs, up to the exchange's `timeout`.
