@@ -51,10 +51,13 @@ pub mod softroce {
 
 /// What most programs use. No name of it is in the prelude of std, or a trait of its `io`.
 pub mod prelude {
-    pub use doorbell_verbs::exchange::{Exchange, Listener};
+    pub use doorbell_verbs::exchange::{Connection, Exchange, Listener};
     pub use doorbell_verbs::{
         AddressHandle, Buffer, BufferPool, Completion, CompletionError, CompletionQueue, CompletionStatus, Context,
         Endpoint, GRH_BYTES, Library, Local, PeerAtomic, PeerRead, PeerReadWrite, PeerWrite, ProtectionDomain,
-        QueueKind, QueuePair, ReadAccess, Remote, WriteAccess,
+        QueueKind, QueuePair, ReadAccess, Remote, Success, WriteAccess,
     };
+
+    #[cfg(feature = "collectives")]
+    pub use doorbell_collectives::{Communicator, Rank, ReduceOp};
 }

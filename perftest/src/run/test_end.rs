@@ -186,7 +186,7 @@ impl PeerQp {
 
     fn key<K: KeyAccess>(&self, text: Option<&str>, bytes: u64) -> Result<Remote<K>, Failure> {
         let remote = text
-            .and_then(from_hex)
+            .and_then(from_hex::<24>)
             .and_then(|raw| Remote::<K>::from_bytes(&raw).ok());
         match remote {
             Some(remote) if remote.len() >= bytes => Ok(remote),
