@@ -40,7 +40,7 @@ fn each_operation_gives_its_buffer_back(a: Context, b: Context) -> Result {
         let memory = there.register(vec![1; 64], PeerAll)?;
         let key = memory.remote().to_bytes();
         let ((left, data), (right, _)) = pair(&pd, &there, [b"", &key]).await?;
-        let remote = Remote::<doorbell::AllAccess>::from_bytes(data.as_slice().try_into()?)?;
+        let remote = Remote::<doorbell::AllAccess>::from_bytes(&data)?;
 
         let block = left.write(pd.register(vec![2; 64], Local)?, remote).await?;
         assert_eq!(block[..], [2; 64]);
@@ -79,7 +79,7 @@ fn many_tasks_use_one_queue_pair(a: Context, b: Context) -> Result {
         let (pd, there) = (a.protection_domain()?, b.protection_domain()?);
         let memory = there.register(vec![0; 8], PeerAll)?;
         let ((left, data), _right) = pair(&pd, &there, [b"", &memory.remote().to_bytes()]).await?;
-        let at = Remote::<doorbell::AllAccess>::from_bytes(data.as_slice().try_into()?)?
+        let at = Remote::<doorbell::AllAccess>::from_bytes(&data)?
             .word(0)
             .ok_or("no word")?;
         let mut tasks = Vec::new();
@@ -110,7 +110,7 @@ fn operations_dropped_at_any_point_free_their_buffers_in_the_end(a: Context, b: 
         let (pd, there) = (a.protection_domain()?, b.protection_domain()?);
         let memory = there.register(vec![0; 4096], PeerAll)?;
         let ((left, data), (right, _)) = pair(&pd, &there, [b"", &memory.remote().to_bytes()]).await?;
-        let remote = Remote::<doorbell::AllAccess>::from_bytes(data.as_slice().try_into()?)?;
+        let remote = Remote::<doorbell::AllAccess>::from_bytes(&data)?;
         let whole = pd.register(vec![0; 101 * 4096], Local)?;
         let mut buffers: Vec<_> = whole.chunks(4096).collect();
         for times in 0..100 {
@@ -145,7 +145,7 @@ fn failures_give_the_buffers_back(a: Context, b: Context) -> Result {
         let (pd, there) = (a.protection_domain()?, b.protection_domain()?);
         let memory = there.register(vec![0; 64], PeerAll)?;
         let ((left, data), right) = pair(&pd, &there, [b"", &memory.remote().to_bytes()]).await?;
-        let remote = Remote::<doorbell::AllAccess>::from_bytes(data.as_slice().try_into()?)?;
+        let remote = Remote::<doorbell::AllAccess>::from_bytes(&data)?;
 
         // A full queue: the 129th is refused.
         let receives: Vec<_> = (0..128)

@@ -38,7 +38,7 @@ const SPINS: u32 = 200;
 /// # async fn example(pd: ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
 /// let exchange = Exchange::connect("server:18516", Duration::from_secs(10))?;
 /// let (qp, their_data) = AsyncQueuePair::connect(exchange, pd.clone(), |options| options, b"").await?;
-/// let inbox = Remote::<WriteAccess>::from_bytes(their_data.as_slice().try_into()?)?;
+/// let inbox = Remote::<WriteAccess>::from_bytes(&their_data)?;
 /// let block = pd.register(vec![7; 4096], Local)?;
 /// let block = qp.write(block, inbox).await?;
 /// let (success, answer) = qp.receive(pd.register(vec![0; 64], Local)?).await?;
