@@ -107,7 +107,7 @@ impl Drop for Reaped {
     }
 }
 
-/// The receiving side, which measures. One exchange connects each test, so that both begin together.
+/// The receiving side, which measures. An exchange connects each test: both begin together.
 fn serve(runtime: &Runtime, context: &Context, listener: &mut Listener, test: Test) -> Result<f64> {
     let pd = context.protection_domain()?;
     let mut exchange = listener.accept(TIMEOUT)?;

@@ -21,7 +21,7 @@ pub struct StreamConfig {
     pub spins: u32,
     /// How long connecting may take, from the TCP connection on: 10 s by default.
     pub timeout: Duration,
-    /// How long a stream that is dropped is kept until the peer has its last bytes: 10 s by default.
+    /// How long a dropped stream is kept until the peer has its last bytes: 10 s by default.
     pub linger: Duration,
 }
 

@@ -115,11 +115,7 @@ impl RdmaListener {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
 
-    /// As [`accept`](Self::accept), for a future or stream written by hand.
-    ///
-    /// # Errors
-    /// As of [`accept`](Self::accept).
-    pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Result<RdmaStream, ConnectError>> {
+    fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Result<RdmaStream, ConnectError>> {
         while self.handshakes.len() < HANDSHAKES {
             match self.listener.poll_accept(cx) {
                 Poll::Pending => break,

@@ -6,7 +6,8 @@
 //! for one, in an update, a message that takes no credit but a receive of the reserve.
 //!
 //! The reserve is enough: an update carries half of the credits, and all those in use, on the way
-//! and not yet given back are together no more than all, so that two updates are on the way at most.
+//! and not yet given back are together no more than all, so that two updates are on the way at
+//! most.
 
 /// Receives that are not credits: for updates.
 pub(crate) const RESERVE: u16 = 2;
@@ -21,7 +22,7 @@ pub(crate) struct Credits {
     available: u16,
     /// All of the peer's receives that are credits: `available` is never more.
     granted: u16,
-    /// Own receives posted again that the peer has not been told of.
+    /// Own receives posted again that were not reported to the peer yet.
     owed: u16,
     /// When so many are owed, an update is due.
     update_at: u16,

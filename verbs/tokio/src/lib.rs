@@ -1,6 +1,8 @@
 //! RDMA for tasks of a tokio runtime: byte streams, and operations that are awaited.
 //!
-//! The operations of an [`AsyncQueuePair`] are futures that give their buffers back. An [`RdmaStream`] is what a `TcpStream` is: it implements `AsyncRead` and `AsyncWrite`, closes
+//! The operations of an [`AsyncQueuePair`] are futures that give their buffers back.
+//!
+//! An [`RdmaStream`] is what a `TcpStream` is: it implements `AsyncRead` and `AsyncWrite`, closes
 //! each direction by itself, and has back-pressure. Bytes go by SENDs of a reliable connection; an
 //! [`RdmaListener`] and [`RdmaStream::connect`] exchange the endpoints over a TCP connection, which
 //! stays open, as its end says that the peer's process is gone.

@@ -73,7 +73,7 @@ impl<T> Pending<T> {
         }
     }
 
-    /// Nobody waits for a request any more: its outcome, if it is complete.
+    /// No task waits for a request any more: its outcome, if it is complete.
     pub(crate) fn abandon(&mut self, sequence: u64) -> Option<T> {
         let outcome = self.take(sequence);
         if let Some(slot @ Slot::Posted(_)) = self.slot(sequence) {
@@ -101,7 +101,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Each outcome is taken once, by its own task; nothing is kept of what is taken or abandoned.
+        /// Each outcome is taken once, by its own task; what is taken or abandoned is not kept.
         #[test]
         fn outcomes_reach_their_tasks_alone(actions in prop::collection::vec((0..4_u8, 0..8_u64), 0..200)) {
             let mut pending = Pending::default();

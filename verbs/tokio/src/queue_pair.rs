@@ -275,7 +275,7 @@ impl Shared {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes whoever a turn has found something for, once the lock is free.
+    /// Wakes the tasks whose requests have completed, once the lock is free.
     fn unlock(&self, mut connection: MutexGuard<'_, Connection>) {
         let woken = std::mem::take(&mut connection.woken);
         drop(connection);

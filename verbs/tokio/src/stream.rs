@@ -71,7 +71,7 @@ impl RdmaStream {
     /// [`StreamConfig::timeout`] at most.
     ///
     /// # Errors
-    /// When nobody listens in time, the peer is another program, a setting is out of range, or the
+    /// When no program listens in time, the peer is another one, a setting is out of range, or the
     /// device refuses.
     pub async fn connect(
         to: impl ToSocketAddrs + std::fmt::Debug + Send + 'static,

@@ -199,8 +199,8 @@ impl Consumer {
     }
 
     /// No record is there, or the consumer sleeps: publishes the head without a fence. A producer
-    /// that read an older head does not wait for these credits: they are less than a batch of slots,
-    /// weigh less than [`CREDIT`], and it had more of both.
+    /// that read an older head does not wait for these credits: they are less than a batch of
+    /// slots, weigh less than [`CREDIT`], and it had more of both.
     pub(crate) fn publish_head(&mut self, words: &impl RingWords) {
         if self.published != self.done() {
             self.published = self.done();

@@ -151,8 +151,8 @@ impl Sender {
         Ok((sender, fd))
     }
 
-    /// Whether there is space for any record: a slot, the largest possible bulk space, and less than
-    /// [`IN_FLIGHT`] bytes on the way.
+    /// Whether there is space for any record: a slot, the largest possible bulk space, and less
+    /// than [`IN_FLIGHT`] bytes on the way.
     ///
     /// # Errors
     /// When the receiver's head is impossible.
