@@ -13,11 +13,11 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use doorbell_examples::{Error, report, soft_pair};
-use doorbell_verbs::{
+use doorbell::{
     AsyncEvent, Buffer, CompletionQueue, Context, Local, PreparedQueuePair, QueuePair, QueuePairEvent, Remote, Success,
     WriteAccess,
 };
+use doorbell_examples::{Error, report, soft_pair};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const MESSAGES: u32 = 5;

@@ -12,11 +12,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use doorbell_examples::{Error, soft_pair};
-use doorbell_verbs::{
+use doorbell::{
     Buffer, CompletionQueue, Context, Local, Notify, PreparedQueuePair, ProtectionDomain, QueueKind, QueuePair,
     TokioChannel,
 };
+use doorbell_examples::{Error, soft_pair};
 
 const CLIENTS: u64 = 8;
 const ROUNDS: u64 = 50;
@@ -110,7 +110,7 @@ impl Side {
 }
 
 impl Prepared {
-    fn connect(self, peer: &doorbell_verbs::Endpoint) -> Result<Connection, Error> {
+    fn connect(self, peer: &doorbell::Endpoint) -> Result<Connection, Error> {
         Ok(Connection {
             qp: self.qp.connect(peer)?,
             cq: self.cq,

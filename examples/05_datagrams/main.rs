@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use doorbell_examples::{Error, report, soft_pair};
-use doorbell_verbs::{
+use doorbell::{
     Buffer, CompletionQueue, Context, GRH_BYTES, Local, ProtectionDomain, QueueKind, QueuePair, UdEndpoint,
     UnreliableDatagram,
 };
+use doorbell_examples::{Error, report, soft_pair};
 
 const CLIENTS: u32 = 3;
 const REQUESTS: u64 = 20;

@@ -16,10 +16,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use doorbell_examples::{Error, report, soft_pair};
-use doorbell_verbs::{
+use doorbell::{
     Buffer, CompletionError, CompletionQueue, Context, Endpoint, Local, PreparedQueuePair, ProtectionDomain, QueuePair,
 };
+use doorbell_examples::{Error, report, soft_pair};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const MESSAGES: u32 = 24;

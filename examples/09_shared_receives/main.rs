@@ -12,11 +12,11 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use doorbell_examples::{Error, report, soft_pair};
-use doorbell_verbs::{
+use doorbell::{
     Buffer, CompletionQueue, Context, Endpoint, Local, PreparedQueuePair, QueueKind, QueuePair, ReliableConnection,
     SharedReceiveQueue, Success, WithSrq,
 };
+use doorbell_examples::{Error, report, soft_pair};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const CLIENTS: u64 = 8;

@@ -12,9 +12,9 @@
 
 use std::process::ExitCode;
 
-use doorbell_collectives::{Communicator, Rank};
+use doorbell::Context;
+use doorbell::collectives::{Communicator, Rank};
 use doorbell_examples::{Error, ranks};
-use doorbell_verbs::Context;
 
 /// Rows of A and of the product: a prime.
 const ROWS: usize = 509;

@@ -18,10 +18,10 @@ mod network;
 use std::process::ExitCode;
 use std::slice;
 
-use doorbell_collectives::bootstrap::Group;
-use doorbell_collectives::{CommBuffer, Communicator, Options, Rank, ReduceOp};
+use doorbell::Context;
+use doorbell::collectives::bootstrap::Group;
+use doorbell::collectives::{CommBuffer, Communicator, Options, Rank, ReduceOp};
 use doorbell_examples::{Error, ranks};
-use doorbell_verbs::Context;
 use network::{Network, Pass, Sample};
 
 /// Samples of all ranks together; not divisible by most numbers of ranks.

@@ -15,9 +15,9 @@
 
 use std::process::ExitCode;
 
-use doorbell_collectives::{Algorithm, Communicator, Rank, ReduceOp};
+use doorbell::Context;
+use doorbell::collectives::{Algorithm, Communicator, Rank, ReduceOp};
 use doorbell_examples::{Error, ranks};
-use doorbell_verbs::Context;
 
 /// Parameters: a prime.
 const PARAMETERS: usize = 1009;

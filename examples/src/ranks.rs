@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use doorbell::Context;
-use doorbell_collectives::Rank;
-use doorbell_collectives::bootstrap::{BootstrapError, DEFAULT_TIMEOUT, Launch, Rendezvous};
+use doorbell::collectives::Rank;
+use doorbell::collectives::bootstrap::{BootstrapError, DEFAULT_TIMEOUT, Launch, Rendezvous};
 
 use crate::{Error, report};
 

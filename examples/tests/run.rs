@@ -46,26 +46,6 @@ fn tasks_serve_all_clients() {
 }
 
 #[test]
-fn a_stream_of_writes_keeps_to_the_readers_window() {
-    let stdout = run(env!("CARGO_BIN_EXE_06_stream_writes"));
-    assert_eq!(
-        stdout,
-        "1024 chunks of 16384 bytes through a window of 8, each as it was written\n"
-    );
-}
-
-#[test]
-fn reads_are_served_while_their_server_sleeps() {
-    let stdout = run(env!("CARGO_BIN_EXE_07_serve_reads"));
-    let lines: Vec<_> = stdout.lines().collect();
-    assert_eq!(lines.len(), 4, "{stdout}");
-    for (number, line) in lines[..3].iter().enumerate() {
-        assert_eq!(*line, format!("client {number}: 500 records read, each whole"));
-    }
-    assert_eq!(lines[3], "3 queue pairs served them without a request to the server");
-}
-
-#[test]
 fn all_messages_arrive_once_though_their_server_goes_away() {
     let stdout = run(env!("CARGO_BIN_EXE_08_recover"));
     let lines: Vec<_> = stdout.lines().collect();
@@ -92,7 +72,7 @@ fn all_clients_share_the_servers_receives() {
 #[test]
 fn memory_of_a_gpu_is_written_by_another_process() {
     for (path, shown) in [("auto", "device-copy"), ("staged", "staged")] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_13_gpu_write"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_07_gpu_write"));
         command.envs(doorbell_cuda_standin::environment(
             doorbell_cuda_standin::ExecutionMode::Prompt,
             2,
@@ -103,7 +83,7 @@ fn memory_of_a_gpu_is_written_by_another_process() {
         assert_eq!(stdout, format!("3145728 bytes written into memory of GPU 0, {shown}\n"));
     }
     // Without a GPU it reports that in one line.
-    let mut command = Command::new(env!("CARGO_BIN_EXE_13_gpu_write"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_07_gpu_write"));
     let output = command
         .env("DOORBELL_CUDA_LIBRARY", "/no/such/library")
         .output()

@@ -11,7 +11,7 @@
 //! Refused paths keep the exact reason ([`GpuRegion::refused`]); [`survey()`] tries all of them;
 //! `DOORBELL_GPU_PATH` forces one.
 //!
-//! [`stream`] posts in stream order, [`proxy`] for kernels, and [`heap`] is a symmetric heap.
+//! [`cuda`] is the CUDA driver's contexts, streams and memory. [`stream`] posts in stream order, [`proxy`] for kernels, and [`heap`] is a symmetric heap.
 //!
 //! ```no_run
 //! use doorbell_gpudirect::{Arrivals, GpuMemory, Scope, register};
@@ -52,6 +52,7 @@ mod survey;
 mod transfer;
 mod words;
 
+pub use doorbell_cuda as cuda;
 pub use error::Error;
 pub use memory::GpuMemory;
 pub use ordering::{Arrivals, Flush, Scope};

@@ -2,6 +2,8 @@
 //!
 //! Only single values are validated here; [`crate::plan`] validates their combinations.
 
+mod connection;
+
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -19,9 +21,9 @@ use crate::plan::Kind;
 use crate::report::{Thresholds, column_help};
 use crate::stats::ClockChoice;
 use crate::sweep::SweepArgs;
-use crate::units::{
-    parse_bandwidth, parse_bytes, parse_bytes_u32, parse_duration, parse_fraction, parse_rate, parse_seconds,
-};
+use crate::units::{parse_bandwidth, parse_bytes, parse_bytes_u32, parse_duration, parse_rate, parse_seconds};
+
+pub(crate) use connection::{ConnectionArgs, LimitArgs, SoftArgs, Transport};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -30,6 +32,7 @@ Examples:
   doorbell bw send --server --bind 0.0.0.0  wait for a peer, then on the other machine:
   doorbell bw send 192.0.2.7 -d mlx5_0 -a   every size from 2 B to 8 MiB
   doorbell bw write --verify --drop 0.05    every byte checked while 5 % of the packets are lost
+  doorbell bw send --transport ud -b        datagrams, in both directions at once
   doorbell sweep bw write -o write.json     every size, as one result;  doorbell report write.json -o report.html
   doorbell coll allreduce --ranks 4         collectives; each rank is a process
   doorbell bw write --gpu 0,1               from one GPU's memory into another's
@@ -300,9 +303,14 @@ pub(crate) struct BwArgs {
     /// tx depth: requests in flight per queue pair [default: 128]
     #[arg(long, value_name = "N", help_heading = "Test", value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub(crate) tx_depth: Option<u32>,
-    /// rx depth: receives posted per queue pair, for send [default: 512]
+    /// rx depth: receives posted per queue pair, for send [default: 512; of uc and ud as many as
+    /// messages, up to 4096]
     #[arg(long, value_name = "N", help_heading = "Test", value_parser = clap::value_parser!(u32).range(2..=16384))]
     pub(crate) rx_depth: Option<u32>,
+    /// Both ends send, read or do atomics at once; the figures are the sums of what each has
+    /// measured
+    #[arg(short, long, help_heading = "Test")]
+    pub(crate) bidirectional: bool,
     /// Fail where the average of a size is below this, as 10Gb (bits), 1.2GB or 1GiB (bytes)
     #[arg(long, value_name = "PER_SECOND", value_parser = parse_bandwidth, conflicts_with = "server", help_heading = "Thresholds")]
     pub(crate) min_bw: Option<f64>,
@@ -428,6 +436,10 @@ pub(crate) struct TestArgs {
     /// Show bandwidths in Gb/s (10^9 bits) instead of MiB/s
     #[arg(long, help_heading = "Output")]
     pub(crate) gbits: bool,
+    /// Print a line every so many seconds while a size runs, of what this end has done since the
+    /// last
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, conflicts_with = "server", help_heading = "Output")]
+    pub(crate) interval: Option<f64>,
     /// Show the CPU time of this end, in user mode and in the kernel
     #[arg(long, help_heading = "Output")]
     pub(crate) cpu_util: bool,
@@ -453,94 +465,6 @@ pub(crate) struct TestArgs {
     pub(crate) connection: ConnectionArgs,
     #[command(flatten)]
     pub(crate) soft: SoftArgs,
-}
-
-/// The limits of a client's test at a server.
-#[derive(Args, Debug, Clone)]
-#[command(next_help_heading = "Connection")]
-pub(crate) struct LimitArgs {
-    /// The most memory that a client's test may take here
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "1G", requires = "server")]
-    pub(crate) client_memory: u64,
-    /// The longest that a client's test may take here, with all its sizes and repeats
-    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, default_value = "3600", requires = "server")]
-    pub(crate) client_time: f64,
-    /// The most queue pairs that a client's test may have here
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), default_value_t = 128, requires = "server")]
-    pub(crate) client_qps: u32,
-}
-
-/// The control connection, and the attributes of the queue pairs.
-#[derive(Args, Debug, Clone)]
-#[command(next_help_heading = "Connection")]
-pub(crate) struct ConnectionArgs {
-    /// Device to use, from `doorbell devices` [default: soft0 when both ends run here, else the
-    /// first active one]
-    #[arg(short, long, value_name = "NAME")]
-    pub(crate) device: Option<String>,
-    /// TCP port of the control connection
-    #[arg(long, value_name = "PORT", default_value_t = 18515)]
-    pub(crate) port: u16,
-    /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the port's]
-    #[arg(long, value_name = "BYTES", value_parser = parse_mtu)]
-    pub(crate) mtu: Option<u32>,
-    /// DSCP of an adapter's packets, of both ends: the upper six bits of their traffic class
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..64))]
-    pub(crate) dscp: u8,
-    /// Index in the port's GID table [default: the first RoCEv2 entry]
-    #[arg(long, value_name = "INDEX", value_parser = clap::value_parser!(u8))]
-    pub(crate) gid_index: Option<u8>,
-    /// Local ACK timeout code: 4.096 us * 2^CODE, 0 for never
-    #[arg(long, value_name = "CODE", default_value_t = 14, value_parser = clap::value_parser!(u8).range(0..=31))]
-    pub(crate) timeout: u8,
-    /// Retry count of the queue pairs
-    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(0..=7))]
-    pub(crate) retry: u8,
-}
-
-/// The userspace device: its address, and fault injection.
-#[derive(Args, Debug, Clone, Default)]
-#[command(next_help_heading = "Userspace device")]
-pub(crate) struct SoftArgs {
-    /// Address it binds to; each one after a comma is another device's, or with both ends here the
-    /// server's [default: 127.0.0.1]
-    #[arg(long, value_name = "IP[,IP]", value_delimiter = ',', num_args = 1)]
-    pub(crate) address: Vec<IpAddr>,
-    /// UDP port; both ends need the same
-    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
-    pub(crate) udp_port: Option<u16>,
-    /// Link between processes of one host: udp or local only [default: local where possible]
-    #[arg(long, value_name = "LINK")]
-    pub(crate) link: Option<String>,
-    /// Faults of the packets sent, as drop=0.01,delay=1ms; for one device, as
-    /// 'seed=7;soft1:drop=0.01'
-    #[arg(long, value_name = "FAULTS", conflicts_with_all = ["drop", "duplicate", "reorder", "corrupt", "delay"])]
-    pub(crate) faults: Option<String>,
-    /// Fraction of the packets sent that are dropped
-    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
-    pub(crate) drop: Option<f64>,
-    /// Fraction of the packets sent that are duplicated
-    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
-    pub(crate) duplicate: Option<f64>,
-    /// Fraction of the packets sent that are reordered
-    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
-    pub(crate) reorder: Option<f64>,
-    /// Fraction of the packets sent in which a bit flips
-    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
-    pub(crate) corrupt: Option<f64>,
-    /// Delay of the packets sent, as 100us
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
-    pub(crate) delay: Option<Duration>,
-    /// Capture the packets of this end, for wireshark
-    #[arg(long, value_name = "FILE")]
-    pub(crate) pcap: Option<PathBuf>,
-}
-
-fn parse_mtu(text: &str) -> Result<u32, String> {
-    match text.parse() {
-        Ok(mtu @ (256 | 512 | 1024 | 2048 | 4096)) => Ok(mtu),
-        _ => Err(format!("'{text}' is not a path MTU: give 256, 512, 1024, 2048 or 4096")),
-    }
 }
 
 #[cfg(test)]
@@ -575,6 +499,9 @@ mod tests {
             "doorbell bw write --min-bw 10G",
             "doorbell bw write --max-p99 5us",
             "doorbell bw write --server --min-bw 10Gb",
+            "doorbell bw write --transport xrc",
+            "doorbell lat send --bidirectional",
+            "doorbell bw write --interval 0",
             "doorbell lat write --max-p99 5",
             "doorbell lat write --server --prometheus x",
             "doorbell bw write --repeat 0",

@@ -10,7 +10,7 @@ use crate::cli::{SoftArgs, TestArgs};
 use crate::device::{self, Device, Gpu, MemoryPlace, PORT, Reach, Side, Soft};
 use crate::diagnose::{self, Measured, NoiseMonitor, Peer, Port, Sources, Subject};
 use crate::exchange::{Control, ExpectedTest, GpuEnd, Listener, connect};
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, one_line, refused};
 use crate::interrupt::Interrupt;
 use crate::orchestrate::{self, Announcement, Server};
 use crate::plan::{Kind, MEMORY_BUDGET, Plan, Verb};
@@ -41,6 +41,7 @@ pub(crate) fn run(plan: &Plan, args: &TestArgs, thresholds: Thresholds) -> Resul
             let metrics = metrics(args)?;
             let interrupt = Interrupt::catch()?;
             let device = open(args, Side::Single, Reach::Elsewhere)?;
+            let plan = &plan.fitted(active_mtu(&device)?, args.size.is_some())?;
             let control = connect(host, args.connection.port, &interrupt)?;
             let peer = if control.is_local() {
                 Peer::Here
@@ -59,6 +60,7 @@ pub(crate) fn run(plan: &Plan, args: &TestArgs, thresholds: Thresholds) -> Resul
 fn both(plan: &Plan, args: &TestArgs) -> Result<FinishedTest, Failure> {
     let interrupt = Interrupt::catch()?;
     let device = open(args, Side::First, Reach::Here)?;
+    let plan = &plan.fitted(active_mtu(&device)?, args.size.is_some())?;
     let server = start_server(plan.kind, args, &device, &interrupt, false)?;
     let control = connect("127.0.0.1", server.port, &interrupt)?;
     let peer = Peer::Child(server.process());
@@ -183,6 +185,7 @@ fn client(
                         repeats: plan.repeat > 1,
                         cpu: args.cpu_util,
                         gbits: args.gbits,
+                        lost: plan.verb == Verb::Send && !plan.mode.is_reliable(),
                     };
                     table = Table::begin(plan.kind, extra, &about(plan, device, &report, control)).map(Some);
                 }
@@ -190,6 +193,11 @@ fn client(
             monitor = Some(NoiseMonitor::begin(&sources, peer));
         }
         Event::SizeStarted(bytes) => progress.set_current(format!("{} B", show_bytes(bytes))),
+        Event::Interval(interval) => {
+            if let (Ok(Some(table)), Ok(())) = (&table, &printed) {
+                printed = progress.suspend(|| table.interval(&interval));
+            }
+        }
         Event::Row(mut row) => {
             if let (Row::Bandwidth(row), Some(gpu), Some(peer)) = (&mut row, &device.gpu, &report.peer_gpu) {
                 row.raw_copy_bytes_per_s = raw::peer_copy(gpu, peer, row.bytes);
@@ -271,6 +279,10 @@ fn about(plan: &Plan, device: &Device, report: &Report, control: &Control) -> St
     } else {
         format!(" | {} queue pairs", plan.qps)
     };
+    let mode = match plan.mode.name() {
+        name if name.is_empty() => name,
+        name => format!(" | {name}"),
+    };
     let verified = if plan.verify { " | verified" } else { "" };
     let pace = match (plan.rate_per_s, plan.kind) {
         (Some(rate), _) => format!(" | {rate} messages/s in an open loop"),
@@ -290,12 +302,21 @@ fn about(plan: &Plan, device: &Device, report: &Report, control: &Control) -> St
         memories = format!("{memories} to {}", memory(&report.peer_gpu));
     }
     format!(
-        "{} | device {} | link {} | memory {memories} | MTU up to {mtu} B{qps}{verified}{pace}{repeats} | peer {}",
+        "{}{mode} | device {} | link {} | memory {memories} | MTU up to {mtu} B{qps}{verified}{pace}{repeats} | peer {}",
         plan.test_name(),
         device.context.name(),
         report.link.name(),
         control.peer().ip()
     )
+}
+
+/// The MTU of the port that a test uses, in bytes.
+///
+/// # Errors
+/// [`Failure::Test`] when the port cannot be queried.
+pub(crate) fn active_mtu(device: &Device) -> Result<u32, Failure> {
+    let port = device.context.port(PORT).map_err(refused)?;
+    Ok(port.active_mtu.bytes())
 }
 
 /// The port's line rate on hardware. A software device reports a nominal rate, which means nothing.

@@ -7,9 +7,11 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::failure::{Failure, one_line};
+use crate::plan::Mode;
 use crate::report::ReportedWarning;
 
 const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -88,6 +90,8 @@ pub(crate) struct Document {
     pub(crate) device: String,
     pub(crate) link: String,
     pub(crate) memory: String,
+    /// What differs from a one-way test over RC; empty where nothing does.
+    pub(crate) mode: String,
     pub(crate) peer: Option<String>,
     pub(crate) line_rate: Option<Metric>,
     pub(crate) limits: Vec<Limit>,
@@ -155,6 +159,7 @@ impl Document {
             version: text(&top, "version")?,
             device: text(&top, "device")?,
             memory: text(&top, "memory")?,
+            mode: mode(&top)?,
             peer: top.contains_key("peer").then(|| text(&top, "peer")).transpose()?,
             line_rate: top.get("line_rate_bytes_per_s").map(metric).transpose()?,
             limits: list(&top, "limits", limit)?.into_iter().flatten().collect(),
@@ -174,6 +179,14 @@ impl Document {
             test,
             link,
         })
+    }
+
+    /// The test, with what differs from a one-way test over RC.
+    pub(crate) fn title(&self) -> String {
+        match self.mode.as_str() {
+            "" => self.test.clone(),
+            mode => format!("{}, {mode}", self.test),
+        }
     }
 
     pub(crate) fn is_software(&self) -> bool {
@@ -318,6 +331,15 @@ fn warning(value: &Value) -> Result<ReportedWarning, String> {
         code: text(fields, "code")?,
         message: text(fields, "message")?,
     })
+}
+
+/// Results of older versions are of RC, one way.
+fn mode(top: &Map<String, Value>) -> Result<String, String> {
+    let Some(settings) = top.get("settings").or(top.get("sweep")) else {
+        return Ok(String::new());
+    };
+    let mode = Mode::deserialize(settings).map_err(|e| format!("\"settings\": {e}"))?;
+    Ok(mode.name())
 }
 
 /// JSON has no NaN, and the parser refuses numbers that do not fit in a double.

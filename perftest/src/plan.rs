@@ -3,13 +3,17 @@
 //! The client sends its [`Plan`] to the server, which needs no options. To a server it is untrusted
 //! input: [`Plan::check`] validates it before anything is allocated.
 
+mod mode;
+
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cli::{AtomicOperation, BwArgs, LatArgs, LimitArgs, Operation, TestArgs};
+use crate::cli::{AtomicOperation, BwArgs, LatArgs, LimitArgs, Operation, TestArgs, Transport};
 use crate::failure::Failure;
 use crate::units::show_bytes;
+
+pub(crate) use mode::Mode;
 
 const MAX_SIZE: u64 = 1 << 30;
 /// The most data per size that a default number of iterations moves.
@@ -24,6 +28,8 @@ const WORK_REQUEST_BYTES: u64 = 128;
 /// The most queue pairs with messages in shared memory: each takes a file descriptor.
 const MAX_SHARED_QPS: u32 = 64;
 const MAX_INLINE: u32 = 4096;
+/// The largest MTU, and so the longest datagram.
+const MAX_MTU: u64 = 4096;
 /// Default inline size of latency tests of write and send.
 const DEFAULT_LATENCY_INLINE: u32 = 220;
 
@@ -83,6 +89,8 @@ pub(crate) enum TestLength {
 pub(crate) struct Plan {
     pub(crate) kind: Kind,
     pub(crate) verb: Verb,
+    #[serde(default)]
+    pub(crate) mode: Mode,
     /// Message sizes in bytes, in the order they run.
     pub(crate) sizes: Vec<u64>,
     pub(crate) extent: TestLength,
@@ -123,6 +131,9 @@ pub(crate) struct Plan {
     /// Rate limit of an open loop, in messages per second over all queue pairs; `None` without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rate_per_s: Option<f64>,
+    /// Seconds between two lines of the client while a size runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) interval_s: Option<f64>,
     /// Repeats of each size, each on new queue pairs.
     #[serde(default = "once", skip_serializing_if = "is_once")]
     pub(crate) repeat: u32,
@@ -163,9 +174,13 @@ impl Plan {
         };
         let base = Plan::of(&args.test, Kind::Bw)?;
         let plan = Plan {
+            mode: Mode {
+                bidirectional: args.bidirectional,
+                ..base.mode
+            },
             qps: args.qps,
             tx_depth,
-            rx_depth: args.rx_depth.unwrap_or(512),
+            rx_depth: args.rx_depth.unwrap_or_else(|| base.default_rx_depth()),
             post_list: args.post_list,
             cq_mod,
             private_memory: base.private_memory || args.qps > MAX_SHARED_QPS,
@@ -210,10 +225,13 @@ impl Plan {
                 verb.name()
             )));
         }
+        let datagrams = args.connection.transport == Transport::Ud;
         let sizes = match (args.all, args.size) {
+            (true, _) if datagrams => (1..=12).map(|power| 1 << power).collect(),
             (true, _) => (1..=23).map(|power| 1 << power).collect(),
             (false, Some(size)) => vec![size],
             (false, None) if atomic => vec![8],
+            (false, None) if kind == Kind::Bw && datagrams => vec![MAX_MTU],
             (false, None) if kind == Kind::Bw => vec![65536],
             (false, None) => vec![2],
         };
@@ -231,6 +249,11 @@ impl Plan {
         Ok(Plan {
             kind,
             verb,
+            mode: Mode {
+                transport: args.connection.transport,
+                bidirectional: false,
+                rdma_cm: args.connection.rdma_cm,
+            },
             sizes,
             extent,
             warmup: args.warmup,
@@ -251,8 +274,23 @@ impl Plan {
             retry: args.connection.retry,
             dscp: args.connection.dscp,
             rate_per_s: args.rate,
+            interval_s: args.interval,
             repeat: args.repeat,
         })
+    }
+
+    /// As many receives as messages where those are lost for want of one, within bounds; else what
+    /// credits need.
+    fn default_rx_depth(&self) -> u32 {
+        match self.extent {
+            TestLength::Iterations(n) | TestLength::DefaultIterations(n)
+                if self.verb == Verb::Send && !self.mode.is_reliable() =>
+            {
+                let messages = n.saturating_add(self.warmup.unwrap_or(100));
+                u32::try_from(messages).unwrap_or(u32::MAX).clamp(512, 4096)
+            }
+            _ => 512,
+        }
     }
 
     fn checked(self) -> Result<Plan, Failure> {
@@ -270,6 +308,10 @@ impl Plan {
                 Err(format!("{what} is {value}: it must be {low} to {high}"))
             }
         };
+        self.mode.check(self.kind, self.verb)?;
+        if self.gpu && self.mode.transport == Transport::Ud {
+            return Err("--gpu is for rc and uc: a datagram's header would lie in the GPU's memory".into());
+        }
         if self.sizes.is_empty() || self.sizes.len() > 64 {
             return Err(format!("{} message sizes: a test has 1 to 64", self.sizes.len()));
         }
@@ -278,6 +320,11 @@ impl Plan {
                 return Err(format!(
                     "a message of {size} bytes: sizes go from 1 to {}",
                     show_bytes(MAX_SIZE)
+                ));
+            }
+            if self.mode.transport == Transport::Ud && size > MAX_MTU {
+                return Err(format!(
+                    "a datagram of {size} bytes: it carries at most the MTU, {MAX_MTU}"
                 ));
             }
             if matches!(self.verb, Verb::Atomic(_)) && size != 8 {
@@ -322,6 +369,14 @@ impl Plan {
         if self.mtu.is_some_and(|mtu| ![256, 512, 1024, 2048, 4096].contains(&mtu)) {
             return Err("the path MTU must be 256, 512, 1024, 2048 or 4096".into());
         }
+        if let Some(interval) = self.interval_s {
+            if !(0.001..=86_400.0).contains(&interval) {
+                return Err(format!("an interval of {interval} s: it must be 0.001 to 86400"));
+            }
+            if self.repeat > 1 {
+                return Err("--interval shows the course of one run: leave --repeat out".into());
+            }
+        }
         if self.events && self.kind == Kind::Lat && self.verb == Verb::Write && !self.gpu {
             return Err("lat write polls memory for the answer, which raises no event: use lat send".into());
         }
@@ -329,6 +384,30 @@ impl Plan {
             return Err("a latency test has one queue pair".into());
         }
         Ok(())
+    }
+
+    /// The plan for a port of this active MTU: datagrams are no longer than that. Sizes that are
+    /// only defaults are shortened.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] when a size that was given is longer.
+    pub(crate) fn fitted(&self, active_mtu: u32, are_given: bool) -> Result<Plan, Failure> {
+        let mut plan = self.clone();
+        let mtu = u64::from(self.mtu.unwrap_or(active_mtu).min(active_mtu));
+        let too_long = plan.sizes.iter().copied().find(|size| *size > mtu);
+        match too_long.filter(|_| self.mode.transport == Transport::Ud) {
+            None => {}
+            Some(size) if are_given => {
+                return Err(Failure::usage(format!(
+                    "a datagram of {size} bytes: it carries at most the MTU, here {mtu}"
+                )));
+            }
+            Some(_) => {
+                plan.sizes.retain(|size| *size < mtu);
+                plan.sizes.push(mtu);
+            }
+        }
+        Ok(plan)
     }
 
     /// # Errors
@@ -390,6 +469,11 @@ impl Plan {
         }
     }
 
+    /// Time between two lines of the client.
+    pub(crate) fn interval(&self) -> Option<Duration> {
+        Duration::try_from_secs_f64(self.interval_s?).ok()
+    }
+
     /// Warm-up messages per queue pair: as given, or 100 but at most a tenth of the iterations.
     pub(crate) fn warmup(&self, size: u64) -> u64 {
         self.warmup.unwrap_or_else(|| match self.iterations(size) {
@@ -421,7 +505,9 @@ impl Plan {
 
     fn memory(&self, size: u64) -> u64 {
         let slots = self.slots(size, self.tx_depth.max(self.rx_depth));
-        size.saturating_mul(slots.into()).saturating_mul(self.qps.into())
+        let directions = if self.mode.bidirectional { 2 } else { 1 };
+        let one_way = size.saturating_mul(slots.into()).saturating_mul(self.qps.into());
+        one_way.saturating_mul(directions)
     }
 }
 
@@ -449,110 +535,5 @@ fn check_gpu(args: &TestArgs) -> Result<(), Failure> {
 }
 
 #[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::*;
-    use crate::cli::{Cli, Command};
-
-    fn plan(line: &str) -> Result<Plan, Failure> {
-        match Cli::try_parse_from(format!("doorbell {line}").split(' '))
-            .expect(line)
-            .command
-        {
-            Command::Bw(args) => Plan::bw(&args),
-            Command::Lat(args) => Plan::lat(&args),
-            other => panic!("{other:?} has no plan"),
-        }
-    }
-
-    #[test]
-    fn defaults_are_perftests() {
-        let bw = plan("bw write").unwrap();
-        assert_eq!(
-            (bw.sizes[0], bw.tx_depth, bw.qps, bw.post_list, bw.inline),
-            (65536, 128, 1, 1, 0)
-        );
-        assert_eq!(bw.iterations(65536), Some(5000));
-        assert_eq!(bw.test_name(), "write_bw");
-        assert_eq!(plan("bw send").unwrap().iterations(65536), Some(1000));
-        let lat = plan("lat write").unwrap();
-        assert_eq!((lat.sizes[0], lat.iterations(2), lat.inline), (2, Some(1000), 220));
-        assert_eq!(plan("lat atomic").unwrap().sizes, [8]);
-        assert_eq!(plan("lat read").unwrap().inline, 0);
-        let all = plan("bw write -a").unwrap().sizes;
-        assert_eq!((all.len(), all[0], all[22]), (23, 2, 8 << 20));
-    }
-
-    #[test]
-    fn default_iterations_are_bounded_by_volume() {
-        let bw = plan("bw write -a").unwrap();
-        assert_eq!(bw.iterations(8 << 20), Some(512));
-        assert_eq!(plan("bw write -s 8M -n 5000").unwrap().iterations(8 << 20), Some(5000));
-        assert_eq!(bw.warmup(65536), 100);
-        assert_eq!(bw.warmup(8 << 20), 51);
-    }
-
-    #[test]
-    fn contradictions_are_bad_usage() {
-        for line in [
-            "bw write --post-list 64 --tx-depth 32",
-            "bw write --cq-mod 64 --tx-depth 32",
-            "bw write --rx-depth 64",
-            "bw write --atomic-op fetch-add",
-            "bw atomic -s 16",
-            "bw atomic -a",
-            "bw read --inline 64",
-            "bw write --inline 64K",
-            "bw write -s 0",
-            "bw write -s 2G",
-            "bw write -s 1G -q 64",
-            "bw write --gpu 0,1,2",
-            "bw write --gpu 0,1 peer",
-            "lat write --gpu 0 --inline 64",
-            "bw atomic --gpu 0",
-            "lat write --events",
-        ] {
-            assert_eq!(plan(line).expect_err(line).status(), 2, "{line}");
-        }
-    }
-
-    #[test]
-    fn a_clients_plan_is_limited_by_the_server() {
-        let plan = plan("bw write -a -q 64 -D 10 --repeat 2").unwrap();
-        let memory = plan.registers_bytes() + 64 * (128 + 512) * WORK_REQUEST_BYTES;
-        let check = |client_qps, client_memory, client_time| {
-            plan.check_limits(&LimitArgs {
-                client_memory,
-                client_time,
-                client_qps,
-            })
-        };
-        assert_eq!(check(64, memory, 460.0), Ok(()));
-        for (refused, option) in [
-            (check(63, memory, 460.0), "--client-qps of 63"),
-            (check(64, memory - 1, 460.0), "--client-memory of"),
-            (check(64, memory, 459.9), "--client-time of 459.9 s"),
-        ] {
-            assert!(refused.unwrap_err().contains(option), "{option}");
-        }
-    }
-
-    #[test]
-    fn windows_fit_the_memory_budget() {
-        let bw = plan("bw write").unwrap();
-        assert_eq!(bw.window(65536), 128);
-        assert_eq!(bw.window(8 << 20), 32);
-        assert_eq!(bw.window(1 << 30), 2);
-        assert_eq!(plan("bw write --tx-depth 1").unwrap().window(64), 1);
-    }
-
-    #[test]
-    fn only_plans_are_deserialized() {
-        let bw = plan("bw atomic --atomic-op compare-swap -D 0.5 --mtu 1024").unwrap();
-        let text = serde_json::to_string(&bw).unwrap();
-        assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), bw);
-        let extra = text.replacen('{', "{\"surprise\":1,", 1);
-        assert!(serde_json::from_str::<Plan>(&extra).is_err());
-    }
-}
+#[path = "plan_tests.rs"]
+mod tests;

@@ -249,7 +249,7 @@ fn send(port: u16, messages: &[&str]) -> String {
     String::from_utf8_lossy(&received).into_owned()
 }
 
-const HELLO: &str = r#"{"hello":{"protocol":1,"version":"0"}}"#;
+const HELLO: &str = r#"{"hello":{"protocol":2,"version":"0"}}"#;
 
 #[test]
 fn a_child_serves_only_its_parent() {
@@ -355,7 +355,7 @@ fn a_client_that_sends_no_plan_holds_no_server() {
 #[test]
 fn nonsense_after_the_plan_ends_the_server_with_one_line() {
     let server = Server::start("bw write -d soft0");
-    let setup = r#"{"setup":{"bytes":64,"lanes":[{"endpoint":"zz","slots":1}]}}"#;
+    let setup = r#"{"setup":{"bytes":64,"qps":[{"endpoint":"zz","slots":1}]}}"#;
     send(server.port, &[HELLO, &plan("[64]", ONCE, 1), setup]);
     let (status, output) = server.end();
     assert_eq!(status, Some(1), "{output}");

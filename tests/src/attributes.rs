@@ -19,7 +19,6 @@ pub fn decode<K: KeyAccess>(text: &str) -> Result<(Endpoint, Remote<K>)> {
         .collect::<Option<_>>()
         .context("attributes that are not hexadecimal")?;
     let (endpoint, key) = bytes.split_first_chunk().context("attributes too short")?;
-    let key = key.try_into().context("attributes of the wrong length")?;
     Ok((Endpoint::from_bytes(endpoint)?, Remote::from_bytes(key)?))
 }
 

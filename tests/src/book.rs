@@ -21,6 +21,7 @@ pages! {
     Datagrams = "guide/datagrams.md";
     ShareReceives = "guide/share-receives.md";
     Sleep = "guide/sleep.md";
+    Tasks = "guide/tasks.md";
     Recover = "guide/recover.md";
     GpuMemory = "guide/gpu-memory.md";
     Doorbell = "../../../bindings/doorbell/README.md";

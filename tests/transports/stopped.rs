@@ -74,7 +74,7 @@ fn a_stopped_target_serves_every_operation() {
     let prepared = all(side.builder()).rc().unwrap();
     let mut exchange = listener.accept(TIMEOUT).unwrap();
     let (mut qp, key) = exchange.pair(prepared, b"").unwrap();
-    let memory: Remote<AllAccess> = Remote::from_bytes(key.as_slice().try_into().unwrap()).unwrap();
+    let memory: Remote<AllAccess> = Remote::from_bytes(&key).unwrap();
 
     let served = (0..ATTEMPTS).any(|_| {
         target.stop();

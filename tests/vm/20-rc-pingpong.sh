@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The stock ibv_rc_pingpong on the kernel's rxe with our example on the userspace device: either as
-# the server, IPv4 and IPv6, contents verified.
+# The stock ibv_rc_pingpong on the kernel's rxe with that of tests/rc_pingpong on the userspace
+# device: either as the server, IPv4 and IPv6, contents verified.
 # limit: 120
 set -euo pipefail
 
@@ -11,7 +11,7 @@ ipv6=$(gid fd09:0000:0000:0000:0000:0000:0000:0001)
 ours() {
     local address=$1
     shift
-    ip netns exec peer env DOORBELL_SOFT_ADDR="$address" "$DOORBELL_BIN/01_rc_pingpong" -d soft0 "$@"
+    ip netns exec peer env DOORBELL_SOFT_ADDR="$address" "$DOORBELL_BIN/rc_pingpong" -d soft0 "$@"
 }
 
 # Waits until the pingpong's TCP port has a listener in the namespace of "$@".

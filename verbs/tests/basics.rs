@@ -413,6 +413,9 @@ fn atomics_and_remote_memory_are_typed_and_checked() {
     assert_eq!(access, 0b1111);
     let bytes = remote.to_bytes();
     assert_eq!(Remote::<ReadAccess>::from_bytes(&bytes).unwrap().addr(), remote.addr());
+    let (first, rest) = remote.split_at(24);
+    assert_eq!((first.addr(), first.len()), (remote.addr(), 24));
+    assert_eq!((rest.addr(), rest.len()), (remote.addr() + 24, 40));
     assert!(remote.word(1).is_none() && remote.word(64).is_none() && remote.word(56).is_some());
     let read_only = pd
         .register(vec![0_u8; 8], doorbell_verbs::PeerRead)
@@ -421,6 +424,8 @@ fn atomics_and_remote_memory_are_typed_and_checked() {
         .to_bytes();
     let error = Remote::<WriteAccess>::from_bytes(&read_only).unwrap_err().to_string();
     assert!(error.contains("Write"), "{error}");
+    let error = Remote::<ReadAccess>::from_bytes(&bytes[1..]).unwrap_err().to_string();
+    assert!(error.starts_with("23 bytes where"), "{error}");
 }
 
 fn a_panic_while_completions_are_taken_loses_none_but_its_own<B: TestBackend, Q: TestCq>() {

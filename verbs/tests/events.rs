@@ -190,6 +190,27 @@ fn events_use_the_requested_completion_vector() {
 }
 
 #[test]
+fn busy_polling_needs_no_channel_and_ends_at_its_timeout() {
+    let (stub, context, pd) = opened();
+    let mut cq = context.completion_queue(4).unwrap();
+    let qp = pd
+        .queue_pair(&cq)
+        .max_send_wr(2)
+        .max_recv_wr(2)
+        .signal_all()
+        .rc()
+        .unwrap();
+    let mut qp = qp.connect(&PEER).unwrap();
+    qp.send(pd.register(vec![0_u8; 64], Local).unwrap()).unwrap();
+    assert_eq!(cq.busy_poll(SHORT_TIMEOUT).unwrap().count(), 0);
+    let qpn = qp.qpn().get();
+    thread::scope(|scope| {
+        scope.spawn(|| stub.complete_sends(qpn, 1));
+        assert_eq!(cq.busy_poll(None).unwrap().count(), 1);
+    });
+}
+
+#[test]
 fn a_queue_without_a_channel_says_so() {
     let stub = Stub::new();
     let context = stub.open();

@@ -1,7 +1,7 @@
 //! Queue pairs connected over TCP, on two stubs.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use doorbell_verbs::exchange::{Exchange, ExchangeError, Listener};
 use doorbell_verbs::{CompletionQueue, PreparedQueuePair, Psn};
@@ -80,4 +80,37 @@ fn a_queue_pair_that_fails_to_connect_is_an_error_at_both_ends() {
     assert!(matches!(theirs, ExchangeError::Closed { .. }), "{theirs}");
     let ours = passive.join().unwrap();
     assert!(matches!(ours, ExchangeError::Transition(_)), "{ours}");
+}
+
+#[test]
+fn a_server_learns_that_a_peer_has_left() {
+    let listener = Listener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr();
+    let mut incoming = listener.incoming(TIMEOUT);
+    let mut meet = || {
+        let peer = Exchange::connect(address, TIMEOUT).unwrap();
+        (incoming.next().unwrap().unwrap(), peer)
+    };
+    let left = |exchange: &Exchange| {
+        let deadline = Instant::now() + TIMEOUT;
+        while !exchange.peer_has_left() {
+            assert!(Instant::now() < deadline, "the peer has left");
+        }
+    };
+    let (exchange, peer) = meet();
+    assert!(!exchange.peer_has_left());
+    drop(peer);
+    left(&exchange);
+    let (mut exchange, mut peer) = meet();
+    thread::scope(|scope| {
+        let pairing = scope.spawn(|| peer.pair(prepared(Stub::new(), 1).0, b"").map(|_| peer));
+        // What has arrived is of the next pair, or nothing has.
+        assert!(!exchange.peer_has_left());
+        exchange.pair(prepared(Stub::new(), 2).0, b"").unwrap();
+        let peer = pairing.join().unwrap().unwrap();
+        let finishing = scope.spawn(|| peer.finish());
+        left(&exchange);
+        exchange.finish().unwrap();
+        finishing.join().unwrap().unwrap();
+    });
 }

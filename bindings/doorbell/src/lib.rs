@@ -20,7 +20,7 @@
 //! | `softroce` (default) | `softroce` | the userspace device: its configuration, faults and connection manager |
 //! | `collectives` | `collectives` | collectives on queue pairs |
 //! | `gpudirect` | `gpudirect` | GPU memory on queue pairs; with `collectives`, collectives on it |
-//! | `tokio` | | waiting for completions and events in tasks |
+//! | `tokio` | `tasks` | byte streams and awaited operations; waiting for completions and events in tasks |
 
 #![forbid(unsafe_code)]
 
@@ -33,6 +33,10 @@ pub use open::{OpenError, open, open_from_env};
 pub use doorbell_collectives as collectives;
 #[cfg(feature = "gpudirect")]
 pub use doorbell_gpudirect as gpudirect;
+
+/// Byte streams and awaited operations, for tasks of a tokio runtime.
+#[cfg(feature = "tokio")]
+pub use doorbell_tokio as tasks;
 
 /// The userspace RoCEv2 device.
 #[cfg(feature = "softroce")]
@@ -47,10 +51,13 @@ pub mod softroce {
 
 /// What most programs use. No name of it is in the prelude of std, or a trait of its `io`.
 pub mod prelude {
-    pub use doorbell_verbs::exchange::{Exchange, Listener};
+    pub use doorbell_verbs::exchange::{Connection, Exchange, Listener};
     pub use doorbell_verbs::{
         AddressHandle, Buffer, BufferPool, Completion, CompletionError, CompletionQueue, CompletionStatus, Context,
         Endpoint, GRH_BYTES, Library, Local, PeerAtomic, PeerRead, PeerReadWrite, PeerWrite, ProtectionDomain,
-        QueueKind, QueuePair, ReadAccess, Remote, WriteAccess,
+        QueueKind, QueuePair, ReadAccess, Remote, Success, WriteAccess,
     };
+
+    #[cfg(feature = "collectives")]
+    pub use doorbell_collectives::{Communicator, Rank, ReduceOp};
 }

@@ -186,7 +186,7 @@ fn address(all: &[u8], connection: usize, mailbox: usize) -> Option<(Endpoint, R
         .strip_prefix(&VERSION)?
         .get(connection * ADDRESS_BYTES..(connection + 1) * ADDRESS_BYTES)?
         .split_at(32);
-    let mailbox_range = Remote::from_bytes(range.try_into().ok()?).ok()?;
+    let mailbox_range = Remote::from_bytes(range).ok()?;
     (mailbox_range.len() == mailbox as u64).then_some(())?;
     Some((Endpoint::from_bytes(endpoint.try_into().ok()?).ok()?, mailbox_range))
 }

@@ -220,14 +220,16 @@ impl Link {
         if self.control_writes.is_empty() {
             return Ok(());
         }
-        if !self.has_queue_slots(0) {
+        // Those that fit: a peer that waits for the first has no need of the others.
+        let fitting = self.control_writes.len().min(self.qp.free_send_slots() as usize);
+        if fitting == 0 {
             return Ok(());
         }
-        let (control_writes, remote) = (&self.control_writes, self.memory.remote);
+        let (control_writes, remote) = (&self.control_writes[..fitting], self.memory.remote);
         let posted = self.qp.post(|batch| {
             post_control_writes(batch, control_writes, remote);
         });
-        self.control_writes.clear();
+        self.control_writes.drain(..fitting);
         posted.map_err(|error| self.refused(&error))
     }
 

@@ -213,6 +213,9 @@ pub(super) fn name_of(group: &Group<'_>, all: &[Group<'_>]) -> String {
     if all.iter().any(|other| other.file != group.file) {
         words.push(format!("{} ({})", group.document.file, group.document.device));
     }
+    if all.iter().any(|other| other.document.mode != group.document.mode) {
+        words.push(group.document.title());
+    }
     for (index, value) in group.key.iter().enumerate() {
         let differs = all.iter().any(|other| other.key[index] != group.key[index]);
         if let (true, Some(value)) = (differs, value) {
@@ -233,7 +236,7 @@ pub(super) fn name_of(group: &Group<'_>, all: &[Group<'_>]) -> String {
         }
     }
     if words.is_empty() {
-        words.push(format!("{} on {}", group.document.test, group.document.device));
+        words.push(format!("{} on {}", group.document.title(), group.document.device));
     }
     words.join(" · ")
 }
@@ -465,7 +468,11 @@ pub(super) fn sources(of: &[(usize, &Document)]) -> Vec<String> {
             };
             format!(
                 "{file}{} on {} · link {} · memory {} · doorbell {}",
-                document.test, document.device, document.link, document.memory, document.version
+                document.title(),
+                document.device,
+                document.link,
+                document.memory,
+                document.version
             )
         })
         .collect()

@@ -2,9 +2,13 @@
 
 use super::printer::Printer;
 use super::settings::{Exchange, Settings, Transport};
-use super::test_end::{ClassicTransport, Depths, TestEnd};
-use super::wire::{CmEndpoint, ControlConnection, QpChannel, QpConnector, accept, connect, listen};
+use super::test_end::{Depths, TestEnd};
+use super::wire::{
+    ControlConnection, QpChannel, accept, accept_by_cm, connect, connect_by_cm, listen, listening_address,
+};
 use crate::device::Device;
+use crate::engine::cm::{CmEndpoint, QpConnector};
+use crate::engine::transport::TestTransport;
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
@@ -21,7 +25,7 @@ impl TestStart<'_, '_> {
     ///
     /// # Errors
     /// As [`open_control`] and [`TestEnd::establish`].
-    pub(crate) fn connect<T: ClassicTransport>(
+    pub(crate) fn connect<T: TestTransport>(
         &mut self,
         depths: Depths,
     ) -> Result<(ControlConnection, TestEnd<T>), Failure> {
@@ -58,12 +62,13 @@ fn open_control(
     let (control, cm) = match &settings.host {
         Some(host) => {
             printer.waiting()?;
-            CmEndpoint::connect(manager, (host, settings.port), settings.source, interrupt, make)?
+            connect_by_cm(manager, (host, settings.port), settings.source, interrupt, make)?
         }
         None => {
-            let listening = CmEndpoint::listen(manager, settings.source, settings.port, settings.ipv6)?;
+            let address = listening_address(settings.source, settings.port, settings.ipv6);
+            let listening = CmEndpoint::listen(manager, address)?;
             printer.waiting()?;
-            listening.accept(interrupt, make)?
+            accept_by_cm(listening, interrupt, make)?
         }
     };
     // With -z the connection manager is no longer needed: stop listening.

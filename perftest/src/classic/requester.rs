@@ -60,7 +60,7 @@ impl<T: TestTransport + Connected> ClassicRequester<T> for MessageRequester<Writ
 
 impl<T: TestTransport> ClassicRequester<T> for MessageRequester<SendOp> {
     fn new(of: &Context<'_, T>) -> Result<Self, Failure> {
-        messages(of, SendOp)
+        messages(of, SendOp::new(false))
     }
 }
 

@@ -9,14 +9,8 @@ use doorbell_verbs::Gid;
 
 use super::tool::{Kind, Tool};
 use crate::cli::AtomicOperation;
+pub(crate) use crate::cli::Transport;
 use crate::device::GpuSelector;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Transport {
-    Rc,
-    Uc,
-    Ud,
-}
 
 /// How the two ends exchange QP information.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -48,7 +48,8 @@ pub(crate) struct CompareArgs {
     /// For latency: the metric to compare
     #[arg(long, value_name = "FIGURE")]
     pub(crate) figure: Option<LatencyMetric>,
-    /// Compare results that are not alike: other kinds of link, other memory
+    /// Compare results that are not alike: other kinds of link, other memory, other transports or
+    /// directions
     #[arg(long)]
     pub(crate) force: bool,
     /// Print one JSON object
@@ -117,6 +118,8 @@ struct Side {
     device: String,
     link: String,
     memory: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    mode: String,
     version: String,
     warnings: Vec<ReportedWarning>,
 }
@@ -215,6 +218,7 @@ fn check_comparable(args: &CompareArgs, before: &Document, after: &Document) -> 
     for (what, a, b) in [
         ("link", &before.link, &after.link),
         ("memory", &before.memory, &after.memory),
+        ("mode", &mode(before), &mode(after)),
     ] {
         if a != b && !args.force {
             return Err(Failure::usage(format!(
@@ -270,12 +274,21 @@ fn compare(args: &CompareArgs, before: &Document, after: &Document) -> Result<Co
     })
 }
 
+fn mode(document: &Document) -> String {
+    if document.mode.is_empty() {
+        "one way, rc".to_owned()
+    } else {
+        document.mode.clone()
+    }
+}
+
 fn side(document: &Document) -> Side {
     Side {
         file: document.file.clone(),
         device: document.device.clone(),
         link: document.link.clone(),
         memory: document.memory.clone(),
+        mode: document.mode.clone(),
         version: document.version.clone(),
         warnings: document.warnings.clone(),
     }

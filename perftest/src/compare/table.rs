@@ -7,8 +7,12 @@ use crate::report::{distinct, print_line};
 
 pub(super) fn print(comparison: &Comparison) -> Result<(), Failure> {
     for (name, side) in [("before", &comparison.before), ("after ", &comparison.after)] {
+        let mode = match side.mode.as_str() {
+            "" => String::new(),
+            mode => format!(" | {mode}"),
+        };
         print_line(&format!(
-            "# {name}: {} | {} | device {} | link {} | memory {} | doorbell {}",
+            "# {name}: {} | {}{mode} | device {} | link {} | memory {} | doorbell {}",
             side.file, comparison.of, side.device, side.link, side.memory, side.version
         ))?;
         if !side.warnings.is_empty() {

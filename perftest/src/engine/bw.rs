@@ -25,6 +25,8 @@ pub(crate) struct PostParams {
     /// Requests that end each list.
     extra: u32,
     depth: u32,
+    /// Slots of the send queue for the requests of others.
+    reserved: u32,
     signal_every: u32,
 }
 
@@ -39,11 +41,20 @@ impl PostParams {
             extra,
             // Room for the extra requests of all lists in the window.
             depth: window + extra * window.div_ceil(list),
+            reserved: 0,
             signal_every: cq_mod.clamp(1, window - list + 1),
         }
     }
 
-    /// The depth that the send queue must have.
+    /// The same in a send queue that has so many more slots, which are not for these messages.
+    pub(crate) fn reserving(self, slots: u32) -> PostParams {
+        PostParams {
+            reserved: slots,
+            ..self
+        }
+    }
+
+    /// The depth that the send queue must have, without reserved slots.
     pub(crate) fn depth(&self) -> u32 {
         self.depth
     }
@@ -167,9 +178,17 @@ impl<'a, T: TestTransport, F: Requester<T>> BwLoop<'a, T, F> {
         self.received
     }
 
-    /// The queue pairs with their receivers.
-    pub(crate) fn receivers(&mut self) -> impl Iterator<Item = (&mut TestQp<T>, &Receiver)> {
-        self.end.qps.iter_mut().zip(&*self.receivers)
+    /// The queue pairs with their receivers, where they have some.
+    #[inline]
+    pub(crate) fn parts(&mut self) -> impl Iterator<Item = (&mut TestQp<T>, Option<&Receiver>)> {
+        let receivers = &*self.receivers;
+        let qps = self.end.qps.iter_mut().enumerate();
+        qps.map(|(index, test_qp)| (test_qp, receivers.get(index)))
+    }
+
+    /// Whether messages are posted and not done.
+    pub(crate) fn is_in_flight(&self) -> bool {
+        self.done < self.posted
     }
 
     /// Whether all messages so far added are done.
@@ -219,7 +238,8 @@ impl<'a, T: TestTransport, F: Requester<T>> BwLoop<'a, T, F> {
 
     /// Whether a signaled request is in flight.
     pub(crate) fn awaits_completion(&self) -> bool {
-        let awaits = |qp: &QpProgress| qp.posted - qp.retired > u64::from(qp.unsignaled);
+        // Requests that end lists, and those of others, are retired as well.
+        let awaits = |qp: &QpProgress| qp.posted.saturating_sub(qp.retired) > u64::from(qp.unsignaled);
         self.progress.iter().any(awaits)
     }
 
@@ -239,8 +259,10 @@ impl<'a, T: TestTransport, F: Requester<T>> BwLoop<'a, T, F> {
             list,
             extra,
             signal_every,
+            reserved,
             ..
         } = self.params;
+        let besides = u64::from(extra) + u64::from(reserved);
         let due = self.pacer.map(|pacer| (pacer, pacer.due_by(clock.now())));
         let qps = self.requesters.len();
         for (qp_index, ((test_qp, requester), progress)) in self
@@ -261,7 +283,7 @@ impl<'a, T: TestTransport, F: Requester<T>> BwLoop<'a, T, F> {
                 let count = u64::from(list)
                     .min(progress.total - first)
                     .min(requester.allowance().min(paced).saturating_sub(first));
-                if count == 0 || u64::from(test_qp.qp.free_send_slots()) < count + u64::from(extra) {
+                if count == 0 || u64::from(test_qp.qp.free_send_slots()) < count + besides {
                     break;
                 }
                 let last = first + count;
@@ -322,7 +344,7 @@ impl<'a, T: TestTransport, F: Requester<T>> BwLoop<'a, T, F> {
     pub(crate) fn poll(&mut self) -> Result<bool, Failure> {
         let (done, received) = (self.done, self.received);
         let sleeps = self.sleeps && self.has_event_to_come();
-        let TestEnd { cq, qps, shared } = &mut *self.end;
+        let TestEnd { cq, qps, shared, .. } = &mut *self.end;
         for completion in completions(cq, sleeps)? {
             let index = usize::try_from(completion.tag()).unwrap_or(usize::MAX);
             if let Err(failure) = completion.check() {

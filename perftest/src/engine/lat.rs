@@ -19,6 +19,9 @@ pub(crate) trait Trips {
     /// [`Failure::Test`] when it is refused.
     fn send(&mut self, index: u64, last: bool) -> Result<(), Failure>;
 
+    /// What to report when the answer to message `index` is lost.
+    fn lost(&self, index: u64) -> Failure;
+
     /// Polls whether answer `index`, counted from 0, has arrived.
     ///
     /// # Errors
@@ -30,6 +33,8 @@ pub(crate) trait Trips {
 pub(crate) enum LoopState {
     Continue,
     TimeUp,
+    /// Nothing arrives any more, on a transport that loses messages.
+    Quiet,
 }
 
 /// What a loop does beside its work: yields the CPU, polls for Ctrl-C and a lost peer.
@@ -108,8 +113,10 @@ fn exchange(
             break;
         }
         while !trips.has_arrived(*count)? {
-            if monitor.idle()? == LoopState::TimeUp {
-                return Ok(());
+            match monitor.idle()? {
+                LoopState::Continue => {}
+                LoopState::TimeUp => return Ok(()),
+                LoopState::Quiet => return Err(trips.lost(*count)),
             }
         }
         let over = samples.end();

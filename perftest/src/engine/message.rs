@@ -1,7 +1,7 @@
 //! Where messages lie: the buffers of each end, and the part of the peer's memory that messages
 //! cycle through.
 
-use doorbell_verbs::{Buffer, Completion, Frozen, Local, Opaque, Scratch};
+use doorbell_verbs::{Buffer, Completion, Frozen, Local, Opaque, Scratch, Success};
 
 use super::gpu::{Content, GpuPool};
 use super::pattern::{Mismatch, Pattern};
@@ -74,6 +74,8 @@ pub(crate) struct Payloads {
     pub(crate) stream: usize,
     /// Message i has the payload of message i modulo this.
     pub(crate) different: u64,
+    /// Bytes before each message where it is received: the GRH of UD.
+    pub(crate) header: usize,
 }
 
 impl Payloads {
@@ -84,6 +86,7 @@ impl Payloads {
             qp_index,
             stream: qp_index,
             different: u64::MAX,
+            header: 0,
         }
     }
 
@@ -195,15 +198,15 @@ impl Sinks {
 
     #[inline(never)]
     fn reclaim_checked(&mut self, mut done: Completion<'_>) -> Result<(), DataError> {
-        let message = done.sequence();
+        let message = number(&done);
         let (payloads, bytes, wrong) = match self {
             Sinks::Scratch(_) => return Ok(()),
             Sinks::Verified(free, payloads) => {
                 let Some(buffer) = done.take::<Local>() else {
                     return Ok(());
                 };
-                let wrong = payloads.of(message).check(&buffer);
-                let bytes = buffer.len();
+                let wrong = payloads.of(message).check(&buffer[payloads.header..]);
+                let bytes = buffer.len() - payloads.header;
                 free.push(buffer);
                 (Some(*payloads), bytes, wrong)
             }
@@ -227,6 +230,19 @@ impl Sinks {
             ))),
             _ => Ok(()),
         }
+    }
+}
+
+/// The number of the message of a completion: that of its request, or where messages may be lost
+/// the one in its immediate data, at most 2^31 from it.
+fn number(done: &Completion<'_>) -> u64 {
+    let request = done.sequence();
+    match done.result() {
+        Ok(Success::Receive { imm: Some(imm), .. }) => {
+            let skipped = imm.wrapping_sub(request as u32) as i32;
+            request.wrapping_add_signed(skipped.into())
+        }
+        _ => request,
     }
 }
 

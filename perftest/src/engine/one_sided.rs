@@ -41,6 +41,11 @@ impl<T: TestTransport, F: Requester<T>> Trips for OneSided<'_, T, F> {
         posted.map_err(|e| test_qp.refused(&e))
     }
 
+    #[cold]
+    fn lost(&self, index: u64) -> Failure {
+        self.end.qps[0].lost(index)
+    }
+
     #[inline]
     fn has_arrived(&mut self, _: u64) -> Result<bool, Failure> {
         let TestEnd { cq, qps, .. } = &mut *self.end;

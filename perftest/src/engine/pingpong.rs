@@ -292,6 +292,11 @@ impl<T: TestTransport, O: MessageOp<T>> Trips for PingPong<'_, T, O> {
         }
     }
 
+    #[cold]
+    fn lost(&self, index: u64) -> Failure {
+        self.end.qps[0].lost(index)
+    }
+
     #[inline]
     fn has_arrived(&mut self, index: u64) -> Result<bool, Failure> {
         let come = if self.memory.receiver.is_some() {

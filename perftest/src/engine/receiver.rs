@@ -12,7 +12,7 @@ pub(crate) struct Receiver {
     free: Sinks,
     /// Receives posted with one call.
     list: usize,
-    /// The length that every message must have, where that is checked.
+    /// The length that every message must have, with its header, where that is checked.
     bytes: Option<u64>,
     posted: u64,
 }
@@ -73,7 +73,7 @@ impl Receiver {
             Sinks::Verified(buffers, payloads) => {
                 let fill = |message| {
                     let mut buffer = buffers.pop()?;
-                    payloads.of(message).fill_inverse(&mut buffer);
+                    payloads.of(message).fill_inverse(&mut buffer[payloads.header..]);
                     Some(buffer)
                 };
                 T::receive(qp, shared, messages.map_while(fill).take(whole))

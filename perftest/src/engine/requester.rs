@@ -142,17 +142,35 @@ impl<T: TestTransport + Connected> MessageOp<T> for WriteImmOp {
 }
 
 #[derive(Debug)]
-pub(crate) struct SendOp;
+pub(crate) struct SendOp {
+    /// The number of the next message, where they carry it as immediate data.
+    next: Option<u32>,
+}
+
+impl SendOp {
+    pub(crate) fn new(is_numbered: bool) -> SendOp {
+        SendOp {
+            next: is_numbered.then_some(0),
+        }
+    }
+
+    #[inline]
+    fn imm(&mut self) -> Option<u32> {
+        let imm = self.next?;
+        self.next = Some(imm.wrapping_add(1));
+        Some(imm)
+    }
+}
 
 impl<T: TestTransport> MessageOp<T> for SendOp {
     #[inline]
     fn post<'d>(&mut self, batch: &mut Batch<'_, 'd, T>, to: &'d T::Destination, message: impl Source, signal: bool) {
-        T::send(batch, to, message, signal);
+        T::send(batch, to, message, self.imm(), signal);
     }
 
     #[inline]
     fn inline<'d>(&mut self, batch: &mut Batch<'_, 'd, T>, to: &'d T::Destination, bytes: &'d [u8], signal: bool) {
-        T::send_inline(batch, to, bytes, signal);
+        T::send_inline(batch, to, bytes, self.imm(), signal);
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::lat::{LoopState, Monitor};
 use crate::failure::Failure;
-use crate::stats::{Clock, CpuMeter, Latency, Pacer, Trip};
+use crate::stats::{Clock, CpuMeter, Latency, LatencySummary, Pacer, Trip};
 
 /// Samples reserved at once where their number is not known; more make the memory grow.
 const RESERVED_SAMPLES: u64 = 1 << 20;
@@ -36,7 +36,6 @@ pub(crate) struct SampleParams {
     pub(crate) keep: Option<Option<u64>>,
 }
 
-#[derive(Debug)]
 // fields: the parameters, the state of one sample, and the results
 pub(crate) struct Samples<'a> {
     clock: &'a Clock,
@@ -58,6 +57,31 @@ pub(crate) struct Samples<'a> {
     window: (u64, u64),
     /// From the beginning of the first counted sample to the end of the last.
     span: Option<(u64, u64)>,
+    intervals: Option<Intervals<'a>>,
+}
+
+/// What is reported of each interval: the seconds from the start to its end, and its samples.
+struct Intervals<'a> {
+    every_ns: u64,
+    began_ns: u64,
+    next_ns: u64,
+    latency: Latency,
+    report: &'a mut dyn FnMut(f64, LatencySummary),
+}
+
+impl Intervals<'_> {
+    /// An interval ends with the first message after its time.
+    #[cold]
+    fn end(&mut self, now_ns: u64, trip: Trip) {
+        let elapsed = now_ns - self.began_ns;
+        let latency = std::mem::replace(&mut self.latency, Latency::new(trip));
+        if let Some(figures) = latency.figures() {
+            (self.report)(elapsed as f64 / 1e9, figures);
+        }
+        // One that was missed altogether has no line.
+        let passed = elapsed / self.every_ns + 1;
+        self.next_ns = self.began_ns.saturating_add(passed.saturating_mul(self.every_ns));
+    }
 }
 
 fn ns(duration: Duration) -> u64 {
@@ -85,7 +109,19 @@ impl<'a> Samples<'a> {
             end_ns: u64::MAX,
             window: (0, u64::MAX),
             span: None,
+            intervals: None,
         }
+    }
+
+    /// Has `report` called after every interval, with its samples.
+    pub(crate) fn report_every(&mut self, every: Duration, report: &'a mut dyn FnMut(f64, LatencySummary)) {
+        self.intervals = Some(Intervals {
+            every_ns: ns(every).max(1),
+            began_ns: 0,
+            next_ns: u64::MAX,
+            latency: Latency::new(self.params.trip),
+            report,
+        });
     }
 
     /// Starts the measurement. Returns when it ends, `u64::MAX` without a duration.
@@ -102,6 +138,9 @@ impl<'a> Samples<'a> {
             self.pacer = Some(Pacer::new(now, rate));
         }
         self.measuring = true;
+        if let Some(intervals) = &mut self.intervals {
+            (intervals.began_ns, intervals.next_ns) = (now, now.saturating_add(intervals.every_ns));
+        }
         (self.due_ns, self.began_ns) = (now, now);
         self.end_ns
     }
@@ -140,10 +179,19 @@ impl<'a> Samples<'a> {
     /// A message has ended. Returns whether the time is over.
     #[inline]
     pub(crate) fn end(&mut self) -> bool {
-        let now = self.clock.now();
+        let mut now = self.clock.now();
         if self.measuring {
-            self.pending = Some((self.began_ns - self.due_ns, self.began_ns, now));
+            let late = self.began_ns - self.due_ns;
+            self.pending = Some((late, self.began_ns, now));
             self.ended += 1;
+            if let Some(intervals) = &mut self.intervals {
+                intervals.latency.record_late(late, now.saturating_sub(self.began_ns));
+                if now >= intervals.next_ns {
+                    intervals.end(now, self.params.trip);
+                    // The next message does not wait for the line.
+                    now = self.clock.now();
+                }
+            }
         }
         (self.due_ns, self.began_ns) = (now, now);
         now >= self.end_ns

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use doorbell_verbs::cm::Connection;
 use doorbell_verbs::{
     CompletionError as Completed, CompletionQueue, Completions, PostError, QueuePair, SharedReceiveQueue,
 };
@@ -29,6 +30,14 @@ impl<T: TestTransport> TestQp<T> {
     }
 
     #[cold]
+    pub(crate) fn lost(&self, index: u64) -> Failure {
+        Failure::test(format!(
+            "{}: message {index} or its answer was lost: this transport repeats nothing",
+            self.peer
+        ))
+    }
+
+    #[cold]
     pub(crate) fn refused(&self, refused: &PostError) -> Failure {
         let reason = one_line(&refused.to_string());
         Failure::test(format!("cannot post to {}: {reason}", self.peer))
@@ -42,6 +51,8 @@ pub(crate) struct TestEnd<T: TestTransport> {
     pub(crate) qps: Vec<TestQp<T>>,
     /// The shared receive queue of transports that have one.
     pub(crate) shared: Option<SharedReceiveQueue>,
+    /// The connections of the connection manager, held while their queue pairs are in use.
+    pub(crate) connections: Vec<Connection>,
 }
 
 /// Polls a completion queue; with `sleeps` waits up to 50 ms on its completion channel. Inlined, as

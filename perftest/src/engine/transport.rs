@@ -4,10 +4,14 @@
 use std::fmt::Debug;
 
 use doorbell_verbs::{
-    AddressHandle, AddressHandleBuilder, Batch, Endpoint, PostError, PreparedQueuePair, Psn, QKey, Qpn, QueuePair,
-    QueuePairBuilder, QueuePairError, ReliableConnection, SharedReceiveQueue, Sink, Source, Transport, UdEndpoint,
-    UnreliableConnection, UnreliableDatagram, WithSrq,
+    AddressHandle, AddressHandleBuilder, Batch, Endpoint, Gid, Lid, PostError, PreparedQueuePair, ProtectionDomain,
+    Psn, QKey, Qpn, QueuePair, QueuePairBuilder, QueuePairError, ReliableConnection, SharedReceiveQueue, Sink, Source,
+    Transport, UdEndpoint, UnreliableConnection, UnreliableDatagram, WithSrq,
 };
+
+use super::cm::{Managed, Pending};
+
+const OTHER_TRANSPORT: &str = "the connection manager connects no queue pairs of this transport";
 
 pub(crate) trait TestTransport: Transport + Sized {
     /// Bytes before every received message: the GRH of UD.
@@ -31,9 +35,43 @@ pub(crate) trait TestTransport: Transport + Sized {
         route: AddressHandleBuilder<'_>,
     ) -> Result<(QueuePair<Self>, Self::Destination), String>;
 
-    fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::Destination, message: impl Source, signal: bool);
+    /// Connects it by the connection manager, or finds its peer (UD).
+    ///
+    /// # Errors
+    /// As text, when the peer does not take part, the device refuses, or the manager does not
+    /// connect this transport.
+    fn connect_by_cm(_: Self::Prepared, _: Pending, _: &ProtectionDomain) -> Result<Managed<Self>, String> {
+        Err(OTHER_TRANSPORT.to_owned())
+    }
 
-    fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d Self::Destination, message: &'d [u8], signal: bool);
+    /// Attaches it to a multicast group (UD).
+    ///
+    /// # Errors
+    /// As text, when the device refuses, or the transport has no groups.
+    fn join(_: &mut Self::Prepared, _: Gid) -> Result<(), String> {
+        Err("only datagrams reach a group: leave -g out".to_owned())
+    }
+
+    /// Posts, where the transport names its destinations, an empty datagram with `imm`.
+    fn announce(_: &mut QueuePair<Self>, _: &Self::Destination, _imm: u32) -> Result<(), PostError> {
+        Ok(())
+    }
+
+    fn send<'d>(
+        batch: &mut Batch<'_, 'd, Self>,
+        to: &'d Self::Destination,
+        message: impl Source,
+        imm: Option<u32>,
+        signal: bool,
+    );
+
+    fn send_inline<'d>(
+        batch: &mut Batch<'_, 'd, Self>,
+        to: &'d Self::Destination,
+        message: &'d [u8],
+        imm: Option<u32>,
+        signal: bool,
+    );
 
     /// Posts receives with one call, to the queue pair or to its shared receive queue.
     fn receive<S: Sink>(
@@ -50,17 +88,34 @@ pub(crate) struct UdDestination {
     pub(crate) qkey: QKey,
 }
 
+macro_rules! stage {
+    ($request:expr, $imm:ident, $signal:ident) => {
+        match $imm {
+            Some(imm) => drop($request.imm(imm).signaled_if($signal)),
+            None => drop($request.signaled_if($signal)),
+        }
+    };
+}
+
 macro_rules! service {
     (connected) => {
         type Prepared = PreparedQueuePair<Self>;
         type Destination = ();
 
-        fn send<'d>(batch: &mut Batch<'_, 'd, Self>, _: &'d (), message: impl Source, signal: bool) {
-            batch.send(message).signaled_if(signal);
+        #[inline]
+        fn send<'d>(batch: &mut Batch<'_, 'd, Self>, _: &'d (), message: impl Source, imm: Option<u32>, signal: bool) {
+            stage!(batch.send(message), imm, signal);
         }
 
-        fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, _: &'d (), message: &'d [u8], signal: bool) {
-            batch.send_inline(message).signaled_if(signal);
+        #[inline]
+        fn send_inline<'d>(
+            batch: &mut Batch<'_, 'd, Self>,
+            _: &'d (),
+            message: &'d [u8],
+            imm: Option<u32>,
+            signal: bool,
+        ) {
+            stage!(batch.send_inline(message), imm, signal);
         }
 
         fn endpoint(prepared: &Self::Prepared) -> Endpoint {
@@ -76,19 +131,50 @@ macro_rules! service {
             Ok((qp, ()))
         }
     };
+    (managed) => {
+        service!(connected);
+
+        fn connect_by_cm(
+            prepared: Self::Prepared,
+            pending: Pending,
+            _: &ProtectionDomain,
+        ) -> Result<Managed<Self>, String> {
+            let Pending::Connection(pending) = pending else {
+                return Err(OTHER_TRANSPORT.to_owned());
+            };
+            let (qp, connection) = pending.connect(prepared).map_err(|e| e.to_string())?;
+            Ok(Managed::Connected(Box::new((qp, ())), Some(connection)))
+        }
+    };
     (datagrams) => {
         const HEADER: u64 = doorbell_verbs::GRH_BYTES as u64;
         type Prepared = QueuePair<Self>;
         type Destination = UdDestination;
 
-        fn send<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d UdDestination, message: impl Source, signal: bool) {
-            let request = batch.send_to(message, &to.ah, to.qpn, to.qkey);
-            request.signaled_if(signal);
+        #[inline]
+        fn send<'d>(
+            batch: &mut Batch<'_, 'd, Self>,
+            to: &'d UdDestination,
+            message: impl Source,
+            imm: Option<u32>,
+            signal: bool,
+        ) {
+            stage!(batch.send_to(message, &to.ah, to.qpn, to.qkey), imm, signal);
         }
 
-        fn send_inline<'d>(batch: &mut Batch<'_, 'd, Self>, to: &'d UdDestination, message: &'d [u8], signal: bool) {
-            let request = batch.send_to_inline(message, &to.ah, to.qpn, to.qkey);
-            request.signaled_if(signal);
+        #[inline]
+        fn send_inline<'d>(
+            batch: &mut Batch<'_, 'd, Self>,
+            to: &'d UdDestination,
+            message: &'d [u8],
+            imm: Option<u32>,
+            signal: bool,
+        ) {
+            stage!(
+                batch.send_to_inline(message, &to.ah, to.qpn, to.qkey),
+                imm,
+                signal
+            );
         }
 
         /// Datagrams have no PSN to agree on, so 0 is sent.
@@ -120,6 +206,44 @@ macro_rules! service {
             let ah = route.to(&to).map_err(|e| e.to_string())?;
             let UdEndpoint { qpn, qkey, .. } = to;
             Ok((prepared, UdDestination { ah, qpn, qkey }))
+        }
+
+        fn connect_by_cm(
+            prepared: Self::Prepared,
+            pending: Pending,
+            pd: &ProtectionDomain,
+        ) -> Result<Managed<Self>, String> {
+            match pending {
+                Pending::Service(service) => {
+                    let ah = service.address_handle(pd).map_err(|e| e.to_string())?;
+                    let UdEndpoint { qpn, qkey, .. } = service.endpoint();
+                    Ok(Managed::Connected(
+                        Box::new((prepared, UdDestination { ah, qpn, qkey })),
+                        None,
+                    ))
+                }
+                Pending::ServiceRequest(request) => {
+                    request.answer(&prepared, &[]).map_err(|e| e.to_string())?;
+                    // The client's address is in what the ends exchange.
+                    Ok(Managed::NotConnected(prepared))
+                }
+                Pending::Connection(_) => Err(OTHER_TRANSPORT.to_owned()),
+            }
+        }
+
+        fn join(prepared: &mut Self::Prepared, group: Gid) -> Result<(), String> {
+            prepared
+                .attach_multicast(group, Lid(0))
+                .map_err(|e| e.to_string())
+        }
+
+        fn announce(qp: &mut QueuePair<Self>, to: &UdDestination, imm: u32) -> Result<(), PostError> {
+            qp.post(|batch| {
+                batch
+                    .send_to_inline(&[], &to.ah, to.qpn, to.qkey)
+                    .imm(imm)
+                    .signaled();
+            })
         }
     };
 }
@@ -173,9 +297,9 @@ macro_rules! test_transport {
     };
 }
 
-test_transport!(ReliableConnection, connected, own, rc);
+test_transport!(ReliableConnection, managed, own, rc);
 test_transport!(UnreliableConnection, connected, own, uc);
 test_transport!(UnreliableDatagram, datagrams, own, ud);
-test_transport!(WithSrq<ReliableConnection>, connected, shared, rc);
+test_transport!(WithSrq<ReliableConnection>, managed, shared, rc);
 test_transport!(WithSrq<UnreliableConnection>, connected, shared, uc);
 test_transport!(WithSrq<UnreliableDatagram>, datagrams, shared, ud);

@@ -83,10 +83,18 @@ impl Control {
         self.peer
     }
 
+    /// This end's address of the connection.
+    pub(crate) fn local(&self) -> io::Result<SocketAddr> {
+        self.stream.local_addr()
+    }
+
+    pub(crate) fn interrupt(&self) -> &Interrupt {
+        &self.interrupt
+    }
+
     /// Whether the peer is on this machine, judging by the addresses.
     pub(crate) fn is_local(&self) -> bool {
-        let ours = self.stream.local_addr().ok();
-        ours.is_some_and(|ours| ours.ip() == self.peer.ip())
+        self.local().is_ok_and(|ours| ours.ip() == self.peer.ip())
     }
 
     /// # Errors

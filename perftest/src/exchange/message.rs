@@ -9,6 +9,7 @@ use crate::device::Gpu;
 use crate::failure::one_line;
 use crate::plan::Plan;
 use crate::report::LinkKind;
+use crate::stats::Bandwidth;
 
 /// The most bytes of JSON in a frame. A thousand queue pairs need about a third of it.
 const LIMIT: usize = 1 << 20;
@@ -17,7 +18,7 @@ const LIMIT: usize = 1 << 20;
 pub(crate) const PREAMBLE: &[u8; 8] = b"DOORBELL";
 
 /// The version of this protocol; ends of different versions do not test together.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -160,8 +161,10 @@ pub(crate) struct Setup {
     /// The size, to make sure that both ends measure the same.
     pub(crate) bytes: u64,
     /// One entry per queue pair.
-    #[serde(rename = "lanes")]
     pub(crate) qps: Vec<QpSetup>,
+    /// The port of the server's connection manager, where that connects them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cm_port: Option<u16>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -174,9 +177,12 @@ pub(crate) struct QpSetup {
     /// Key of the memory for messages, 24 bytes in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) data: Option<String>,
-    /// Key of the credit counter, 24 bytes in hexadecimal.
+    /// Key of the word that the peer counts its credits in, 24 bytes in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) counter: Option<String>,
+    pub(crate) credit: Option<String>,
+    /// Key of the word that the peer counts its messages in, 24 bytes in hexadecimal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) notice: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -186,13 +192,16 @@ pub(crate) struct Finish {
     pub(crate) messages: Vec<u64>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Outcome {
-    /// Messages per queue pair, where the operation lets the server see them.
+    /// Messages per queue pair, where the operation lets the receiver see them.
     pub(crate) messages: Vec<u64>,
-    /// Messages of which the server checked every byte.
+    /// Messages of which the receiver checked every byte.
     pub(crate) checked: u64,
+    /// What the sender of this message has measured, where its figures count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) measured: Option<Bandwidth>,
 }
 
 #[cfg(test)]
@@ -234,13 +243,13 @@ mod tests {
     fn only_the_same_protocol_passes() {
         assert_eq!(check_hello(&Hello::ours(None)), Ok(()));
         let other = Hello {
-            protocol: 2,
+            protocol: 9,
             version: "9.9\n".into(),
             token: None,
         };
         let said = check_hello(&other).unwrap_err();
         assert!(
-            said.contains("9.9") && said.contains("exchange version 2") && !said.contains('\n'),
+            said.contains("9.9") && said.contains("exchange version 9") && !said.contains('\n'),
             "{said}"
         );
     }

@@ -10,7 +10,7 @@
 //! | `plan` | `accepted` | the test parameters; the server names its device, or answers `failed` |
 //! | `setup` | `setup` | per size: the queue pairs' endpoints and memory keys |
 //! | `ready` | `ready` | every queue pair is connected, every receive posted |
-//! | `finish` | `outcome` | messages sent per queue pair; the server has received, and with `--verify` checked, them all |
+//! | `finish` | `outcome` | messages sent per queue pair; the server has received, and with `--verify` checked, them all; where both ends send, each sends both |
 //! | `bye` | | after the last size |
 //!
 //! Either side may send `failed` with a reason at any time, and then closes.

@@ -191,7 +191,7 @@ pub(super) fn put(out: &mut String, text: std::fmt::Arguments<'_>) {
 fn title(documents: &[Document]) -> String {
     let mut names: Vec<_> = documents
         .iter()
-        .map(|document| format!("{} on {}", document.test, document.device))
+        .map(|document| format!("{} on {}", document.title(), document.device))
         .collect();
     names.dedup();
     if names.len() > 3 {
@@ -252,6 +252,8 @@ fn source(out: &mut String, document: &Document, named: bool) {
         ("Memory".to_owned(), document.memory.clone()),
         ("Version".to_owned(), format!("doorbell {}", document.version)),
     ];
+    let mode = Some(&document.mode).filter(|mode| !mode.is_empty());
+    facts.extend(mode.map(|mode| ("Mode".to_owned(), mode.clone())));
     facts.extend(document.peer.clone().map(|peer| ("Peer".to_owned(), peer)));
     facts.extend(document.line_rate.as_ref().map(|rate| {
         let words = format!(

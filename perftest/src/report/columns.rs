@@ -3,7 +3,7 @@
 //! The table, `--help` and docs/METRICS.md are all generated from this list; a test compares
 //! the last.
 
-use super::{BandwidthRow, LatencyRow};
+use super::{BandwidthRow, Interval, LatencyRow};
 use crate::plan::Kind;
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -17,6 +17,8 @@ pub(crate) struct OptionalColumns {
     pub(crate) cpu: bool,
     /// Bandwidths in bits instead of bytes.
     pub(crate) gbits: bool,
+    /// Messages that have not arrived.
+    pub(crate) lost: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,6 +32,8 @@ enum Visibility {
     RepeatedBytes,
     RepeatedGbits,
     CpuUtil,
+    /// Where SENDs may be lost.
+    Unreliable,
 }
 
 impl Visibility {
@@ -42,6 +46,7 @@ impl Visibility {
             Visibility::RepeatedBytes => extra.repeats && !extra.gbits,
             Visibility::RepeatedGbits => extra.repeats && extra.gbits,
             Visibility::CpuUtil => extra.cpu,
+            Visibility::Unreliable => extra.lost,
         }
     }
 
@@ -52,6 +57,7 @@ impl Visibility {
             Visibility::Repeated | Visibility::RepeatedBytes => " (--repeat)",
             Visibility::RepeatedGbits => " (--repeat --gbits)",
             Visibility::CpuUtil => " (--cpu-util)",
+            Visibility::Unreliable => " (send --transport uc, ud)",
         }
     }
 }
@@ -93,6 +99,8 @@ const BANDWIDTH: &[Column<BandwidthRow>] = columns! {
         => "the same in 10^9 bits";
     "MsgRate[Mpps]" 15 Always "msg_rate_per_s" |row| format!("{:.6}", row.msg_rate_per_s / 1e6)
         => "messages / the same time; the mean over repeats";
+    "#lost" 10 Unreliable "lost_messages" |row| row.lost_messages.map_or_else(|| "-".to_owned(), |lost| lost.to_string())
+        => "messages sent that have not arrived, with those of the warm-up; the other columns are of those that have";
     "±95%[MiB/s]" 13 RepeatedBytes "bw_ci95_bytes_per_s" |row| interval(row.bw_ci95_bytes_per_s, MIB)
         => "half width of the 95 % confidence interval of BW average over k repeats: t(0.975, k - 1) * s / sqrt(k), s their standard deviation";
     "±95%[Gb/s]" 13 RepeatedGbits "bw_ci95_bytes_per_s" |row| interval(row.bw_ci95_bytes_per_s, GBIT)
@@ -165,6 +173,37 @@ pub(super) fn bandwidth(row: &BandwidthRow, extra: OptionalColumns) -> String {
     }
 }
 
+/// The line of an interval, under the columns of the rows.
+pub(super) fn interval_line(interval: &Interval, extra: OptionalColumns) -> String {
+    match interval {
+        Interval::Bandwidth(of) => {
+            let unit = if extra.gbits { GBIT } else { MIB };
+            format!(
+                "# {:>6.2} s {:>12} {:>16} {:>19.2} {:>15.6}",
+                of.end_s,
+                of.iterations,
+                "",
+                of.bw_avg_bytes_per_s / unit,
+                of.msg_rate_per_s / 1e6
+            )
+        }
+        Interval::Latency(of) => format!(
+            "# {:>6.2} s {:>12} {:>10} {:>10} {:>10} {:>12} {:>10} {:>10} {:>10} {:>10} {:>10}",
+            of.end_s,
+            of.iterations,
+            "",
+            us(of.lat_p50_ns),
+            us(of.lat_avg_ns),
+            "",
+            "",
+            us(of.lat_p99_ns),
+            "",
+            "",
+            us(of.lat_max_ns)
+        ),
+    }
+}
+
 pub(super) fn latency(row: &LatencyRow, extra: OptionalColumns) -> String {
     join(LATENCY, extra, |column| (column.cell)(row))
 }
@@ -203,6 +242,7 @@ mod tests {
     use std::path::Path;
 
     use super::super::row::tests as rows;
+    use super::super::{BandwidthInterval, LatencyInterval};
     use super::*;
 
     /// The same list as a table of docs/METRICS.md.
@@ -248,6 +288,7 @@ mod tests {
         let keys = |row: serde_json::Value| row.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
         let bandwidth = BandwidthRow {
             bw_ci95_bytes_per_s: Some(1.0),
+            lost_messages: Some(1),
             ..rows::bandwidth()
         };
         let latency = LatencyRow {
@@ -263,6 +304,33 @@ mod tests {
         }
         for column in LATENCY {
             assert!(lat.iter().any(|key| key == column.key), "{}", column.key);
+        }
+    }
+
+    #[test]
+    fn intervals_stand_under_the_columns() {
+        let none = OptionalColumns::default();
+        let bandwidth = BandwidthInterval {
+            end_s: 1.5,
+            iterations: 7,
+            bw_avg_bytes_per_s: 2.0 * MIB,
+            msg_rate_per_s: 3e6,
+        };
+        let latency = LatencyInterval {
+            end_s: 1.5,
+            iterations: 7,
+            lat_p50_ns: 1e3,
+            lat_avg_ns: 2e3,
+            lat_p99_ns: 3e3,
+            lat_max_ns: 4e3,
+        };
+        for (kind, interval, values) in [
+            (Kind::Bw, Interval::Bandwidth(bandwidth), "# 1.50 s 7 2.00 3.000000"),
+            (Kind::Lat, Interval::Latency(latency), "# 1.50 s 7 1.00 2.00 3.00 4.00"),
+        ] {
+            let line = interval_line(&interval, none);
+            assert_eq!(line.len(), head(kind, none).len());
+            assert_eq!(line.split_whitespace().collect::<Vec<_>>().join(" "), values);
         }
     }
 

@@ -5,6 +5,7 @@
 
 mod caveats;
 mod columns;
+mod interval;
 mod json;
 mod machine;
 mod prometheus;
@@ -16,12 +17,13 @@ mod warning;
 use serde::{Deserialize, Serialize};
 
 use crate::exchange::GpuEnd;
-use crate::plan::{Plan, TestLength};
+use crate::plan::{Mode, Plan, TestLength};
 use crate::stats::ClockReport;
 use crate::sweep::{Skipped, SweepSettings};
 
 pub(crate) use caveats::{Caveats, distinct};
 pub(crate) use columns::{OptionalColumns, help as column_help};
+pub(crate) use interval::{BandwidthInterval, Interval, LatencyInterval};
 pub(crate) use json::print as print_json;
 pub(crate) use machine::{Machine, now};
 pub(crate) use prometheus::{Metrics, exposition};
@@ -101,7 +103,10 @@ pub(crate) struct Report {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+// fields: the keys of the JSON object
 pub(crate) struct Settings {
+    #[serde(flatten)]
+    pub(crate) mode: Mode,
     pub(crate) qps: u32,
     /// tx depth: requests in flight per queue pair.
     pub(crate) tx_depth: u32,
@@ -125,6 +130,9 @@ pub(crate) struct Settings {
     /// Rate limit in messages per second, over all queue pairs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rate_per_s: Option<f64>,
+    /// Seconds between two entries of a row's `intervals`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) interval_s: Option<f64>,
     pub(crate) repeat: u32,
 }
 
@@ -135,6 +143,7 @@ impl Settings {
             TestLength::Seconds(seconds) => (None, Some(seconds)),
         };
         Settings {
+            mode: plan.mode,
             qps: plan.qps,
             tx_depth: plan.tx_depth,
             post_list: plan.post_list,
@@ -145,6 +154,7 @@ impl Settings {
             duration_s,
             warmup: plan.warmup,
             rate_per_s: plan.rate_per_s,
+            interval_s: plan.interval_s,
             repeat: plan.repeat,
         }
     }

@@ -50,6 +50,11 @@ const BANDWIDTH: &[Metric<BandwidthRow>] = &[
         samples: |row| one(row.iterations as f64),
     },
     Metric {
+        name: "doorbell_lost_messages",
+        help: "Messages that have not arrived, on a transport that may lose them.",
+        samples: |row| vec![(None, row.lost_messages.map(|lost| lost as f64))],
+    },
+    Metric {
         name: "doorbell_cpu_cores",
         help: "Processor time of the measuring process over elapsed time.",
         samples: |row| cpu(row.cpu_user_cores, row.cpu_system_cores),
@@ -121,8 +126,18 @@ fn cpu(user: f64, system: f64) -> Samples {
 }
 
 pub(crate) fn exposition(report: &Report, finished: SystemTime) -> String {
+    let mode = report
+        .settings
+        .as_ref()
+        .map(|settings| settings.mode)
+        .unwrap_or_default();
+    // The labels of a one-way test over RC are those that it always had.
+    let mode = match mode.name() {
+        name if name.is_empty() => name,
+        name => format!(",mode=\"{name}\""),
+    };
     let of_all = format!(
-        "test=\"{}\",device=\"{}\",link=\"{}\",memory=\"{}\"",
+        "test=\"{}\",device=\"{}\",link=\"{}\",memory=\"{}\"{mode}",
         escape(&report.test),
         escape(&report.device),
         report.link.name(),

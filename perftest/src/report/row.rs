@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{BandwidthInterval, LatencyInterval};
 use crate::stats::{Bandwidth, CpuUse, LatencySummary, Spread};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -72,6 +73,12 @@ pub(crate) struct BandwidthRow {
     /// ends' messages lie in GPU memory that this process sees.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) raw_copy_bytes_per_s: Option<f64>,
+    /// Messages that have not arrived, warm-up included, on a transport that may lose them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) lost_messages: Option<u64>,
+    /// With `--interval`, what this end did in each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) intervals: Vec<BandwidthInterval>,
 }
 
 impl BandwidthRow {
@@ -99,6 +106,8 @@ impl BandwidthRow {
             cpu_system_cores: cpu.system_cores,
             paced_rate_per_s: None,
             raw_copy_bytes_per_s: None,
+            lost_messages: None,
+            intervals: Vec::new(),
         })
     }
 }
@@ -164,6 +173,9 @@ pub(crate) struct LatencyRow {
     /// The distribution: fractions of the messages, each with the time in ns that they did not
     /// exceed; the last fraction is 1.
     pub(crate) lat_cdf: Vec<(f64, f64)>,
+    /// With `--interval`, the messages of each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) intervals: Vec<LatencyInterval>,
 }
 
 impl LatencyRow {
@@ -200,6 +212,7 @@ impl LatencyRow {
             coordinated_omission: CoordinatedOmission::ClosedLoop,
             paced_rate_per_s: None,
             lat_cdf: figures.cdf,
+            intervals: Vec::new(),
         })
     }
 }

@@ -3,7 +3,7 @@
 
 use std::io::{self, Write};
 
-use super::{OptionalColumns, Row, columns};
+use super::{Interval, OptionalColumns, Row, columns};
 use crate::failure::Failure;
 use crate::plan::Kind;
 
@@ -22,6 +22,11 @@ impl Table {
     pub(crate) fn row(&self, row: &Row) -> Result<(), Failure> {
         debug_assert_eq!(matches!(row, Row::Bandwidth(_)), self.kind == Kind::Bw);
         print_line(&line(row, self.extra))
+    }
+
+    /// The line of an interval of the size that runs.
+    pub(crate) fn interval(&self, interval: &Interval) -> Result<(), Failure> {
+        print_line(&columns::interval_line(interval, self.extra))
     }
 }
 

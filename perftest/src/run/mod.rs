@@ -2,6 +2,7 @@
 //! runs a test of [`bw`] or [`lat`].
 
 mod bw;
+mod cm;
 mod lat;
 mod meter;
 mod monitor;

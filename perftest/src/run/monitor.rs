@@ -1,16 +1,16 @@
 //! Polling by a hot loop beside its work: now and then, whether the peer has sent a control
 //! message, is lost, or the user wants to stop.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::engine::lat::{LoopState, Monitor};
-use crate::exchange::{Control, Message};
+use crate::exchange::{Control, Message, Outcome};
 use crate::failure::Failure;
 use crate::report::LinkKind;
 use crate::run::test_end::Test;
 use crate::stats::Clock;
 
-/// A loop polls once in so many iterations.
+/// A loop polls once in so many iterations, a power of two; one that sleeps, every time.
 const CHECK_INTERVAL: u32 = 256;
 /// Idle iterations before each further one yields the CPU: on an idle core the yield returns at
 /// once, and where threads outnumber cores it lets the peer's thread run.
@@ -21,19 +21,30 @@ const YIELD_AFTER_FEW: u32 = 16;
 /// these, and needs no progress thread.
 const YIELD_AFTER_FEW_LOCAL: u32 = 64;
 
+/// How long after the last arrival, on a transport that loses messages, the missing ones are lost.
+const LAST_ARRIVALS: Duration = Duration::from_millis(500);
+/// The same for a message without which a test cannot go on.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
 #[derive(Debug)]
 pub(crate) struct LoopMonitor<'a> {
     control: &'a Control,
     iterations: u32,
+    check_mask: u32,
     serving: bool,
     finish: Option<Vec<u64>>,
+    outcome: Option<Outcome>,
     idle: u32,
     yield_after: u32,
+    /// Where messages may be lost: how long nothing arrives before they are taken to be.
+    quiet_after: Option<Duration>,
+    quiet_since: Option<Instant>,
 }
 
 impl<'a> LoopMonitor<'a> {
-    /// For the client: the peer sends nothing that was not requested.
-    pub(crate) fn of_client(test: &Test<'a>) -> LoopMonitor<'a> {
+    /// An end that serves learns from its peer when that has finished; otherwise the peer sends
+    /// nothing that was not requested.
+    pub(crate) fn new(test: &Test<'a>) -> LoopMonitor<'a> {
         let yield_after = match test.device.link {
             _ if !is_oversubscribed() => YIELD_AFTER,
             LinkKind::SoftLocal => YIELD_AFTER_FEW_LOCAL,
@@ -42,29 +53,44 @@ impl<'a> LoopMonitor<'a> {
         LoopMonitor {
             control: test.control,
             iterations: 0,
-            serving: false,
+            check_mask: if test.plan.events { 0 } else { CHECK_INTERVAL - 1 },
+            serving: test.serves(),
             finish: None,
+            outcome: None,
             idle: 0,
             yield_after,
-        }
-    }
-
-    /// For the server: the peer reports when it has finished.
-    pub(crate) fn of_server(test: &Test<'a>) -> LoopMonitor<'a> {
-        LoopMonitor {
-            serving: true,
-            ..LoopMonitor::of_client(test)
+            quiet_after: match test.plan.mode.is_reliable() {
+                true => None,
+                false if test.counts_arrivals() => Some(LAST_ARRIVALS),
+                false => Some(ANSWER_TIMEOUT),
+            },
+            quiet_since: None,
         }
     }
 
     #[inline]
-    fn count(&mut self) -> Result<(), Failure> {
+    fn count(&mut self) -> Result<LoopState, Failure> {
         self.iterations = self.iterations.wrapping_add(1);
-        if self.iterations.is_multiple_of(CHECK_INTERVAL) && self.control.attention() {
-            self.check()
-        } else {
-            Ok(())
+        if self.iterations & self.check_mask != 0 {
+            return Ok(LoopState::Continue);
         }
+        self.poll_control()
+    }
+
+    #[inline(never)]
+    fn poll_control(&mut self) -> Result<LoopState, Failure> {
+        if self.control.attention() {
+            self.check()?;
+        }
+        let is_quiet = self.quiet_after.is_some_and(|limit| {
+            let since = self.quiet_since.get_or_insert_with(Instant::now);
+            since.elapsed() > limit
+        });
+        if is_quiet {
+            self.quiet_since = None;
+            return Ok(LoopState::Quiet);
+        }
+        Ok(LoopState::Continue)
     }
 
     #[cold]
@@ -72,13 +98,22 @@ impl<'a> LoopMonitor<'a> {
         while let Some(message) = self.control.poll()? {
             match message {
                 Message::Finish(finish) if self.serving && self.finish.is_none() => self.finish = Some(finish.messages),
+                // The peer may be done before this end has taken its last messages.
+                Message::Outcome(outcome) if self.finish.is_some() && self.outcome.is_none() => {
+                    self.outcome = Some(outcome);
+                }
                 other => return Err(self.control.unexpected(&other, "silence")),
             }
         }
         Ok(())
     }
 
-    /// The messages that the client has sent on each queue pair, once it has reported them.
+    /// The peer's outcome, if it has come already.
+    pub(crate) fn take_outcome(&mut self) -> Option<Outcome> {
+        self.outcome.take()
+    }
+
+    /// The messages that the peer has sent on each queue pair, once it has reported them.
     #[inline]
     pub(crate) fn finished(&self) -> Option<&[u64]> {
         self.finish.as_deref()
@@ -89,7 +124,8 @@ impl Monitor for LoopMonitor<'_> {
     #[inline]
     fn busy(&mut self) -> Result<(), Failure> {
         self.idle = 0;
-        self.count()
+        self.quiet_since = None;
+        self.count().map(drop)
     }
 
     #[inline]
@@ -100,7 +136,7 @@ impl Monitor for LoopMonitor<'_> {
         } else {
             std::thread::yield_now();
         }
-        self.count().map(|()| LoopState::Continue)
+        self.count()
     }
 }
 

@@ -7,23 +7,28 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use doorbell_verbs::{
-    CompletionQueue, CompletionStatus, Endpoint, KeyAccess, Memory, Mtu, PreparedQueuePair, ProtectionDomain, Qpn,
-    ReliableConnection, Remote,
+    CompletionStatus, Endpoint, KeyAccess, Memory, Mtu, ProtectionDomain, Qpn, ReliableConnection, Remote,
+    UnreliableConnection, UnreliableDatagram,
 };
 
+use super::cm;
+use crate::cli::Transport;
 use crate::device::{Device, PORT};
+use crate::engine::cm::CmEndpoint;
+use crate::engine::setup::{Connector, PreparedEnd, QpAttributes, RemoteAccess};
 use crate::engine::test_end::{self, TestQp};
+use crate::engine::transport::TestTransport;
 use crate::exchange::{self, Control, Message, REPLY_TIMEOUT, Setup};
-use crate::failure::{Failure, one_line, refused};
-use crate::plan::Plan;
+use crate::failure::{Failure, refused};
+use crate::plan::{Kind, Plan, Verb};
+use crate::stats::Clock;
 
 /// Outstanding READs and atomics of a queue pair; more only helps over longer distances than tests
 /// have.
 const RD_ATOMIC: u8 = 16;
 /// How long a test that has lost its peer waits for the device to notice.
 const DEVICE_ERROR_WAIT: Duration = Duration::from_secs(5);
-/// RNR retry count: 7 is infinite, as credits ensure that a receive will be posted.
-const RNR_RETRY: u8 = 7;
+const HOP_LIMIT: u8 = 64;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Test<'a> {
@@ -34,6 +39,7 @@ pub(crate) struct Test<'a> {
     /// Messages of up to so many bytes are sent inline from this end.
     pub(crate) inline: u32,
     pub(crate) control: &'a Control,
+    pub(crate) clock: &'a Clock,
     pub(crate) is_server: bool,
 }
 
@@ -62,6 +68,22 @@ impl Test<'_> {
     pub(crate) fn window(&self) -> u32 {
         self.plan.window(self.bytes)
     }
+
+    /// Whether this end sends, reads or does atomics.
+    pub(crate) fn sends(&self) -> bool {
+        !self.is_server || self.plan.mode.bidirectional
+    }
+
+    /// Whether this end has memory for what the peer sends, reads or does atomics on.
+    pub(crate) fn serves(&self) -> bool {
+        self.is_server || self.plan.mode.bidirectional
+    }
+
+    /// Whether messages count where they arrive: those of a transport that may lose them, if the
+    /// receiver sees them.
+    pub(crate) fn counts_arrivals(&self) -> bool {
+        self.plan.kind == Kind::Bw && self.plan.verb == Verb::Send && !self.plan.mode.is_reliable()
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,15 +104,16 @@ impl QpRequirements {
             access,
         }
     }
-}
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum RemoteAccess {
-    /// None but SEND.
-    Nothing,
-    Write,
-    Read,
-    Atomic,
+    /// Those of both directions on one queue pair.
+    pub(crate) fn and(self, other: QpRequirements) -> QpRequirements {
+        QpRequirements {
+            send: self.send + other.send,
+            receive: self.receive.max(other.receive),
+            inline: self.inline.max(other.inline),
+            access: self.access.max(other.access),
+        }
+    }
 }
 
 /// What an end advertises of a queue pair's memory.
@@ -99,7 +122,10 @@ pub(crate) struct AdvertisedMemory {
     /// Messages that fit in it.
     pub(crate) slots: u32,
     pub(crate) data: Option<[u8; 24]>,
-    pub(crate) counter: Option<[u8; 24]>,
+    /// The word that the peer counts its credits in.
+    pub(crate) credit: Option<[u8; 24]>,
+    /// The word that the peer counts its messages in.
+    pub(crate) notice: Option<[u8; 24]>,
 }
 
 pub(crate) trait QpMemory: Sized {
@@ -119,13 +145,13 @@ pub(crate) trait QpMemory: Sized {
     ///
     /// # Errors
     /// [`Failure::Test`] when the peer's keys are unusable.
-    fn connect(self, peer: Peer<'_>) -> Result<Self::Connected, Failure>;
+    fn connect<T: TestTransport>(self, peer: Peer<'_, T>) -> Result<Self::Connected, Failure>;
 }
 
 /// A queue pair that is just connected, with the keys of its peer.
-pub(crate) struct Peer<'a> {
+pub(crate) struct Peer<'a, T: TestTransport> {
     pub(crate) test: &'a Test<'a>,
-    pub(crate) test_qp: &'a mut TestQp<ReliableConnection>,
+    pub(crate) test_qp: &'a mut TestQp<T>,
     pub(crate) keys: &'a PeerQp,
 }
 
@@ -135,7 +161,8 @@ pub(crate) struct PeerQp {
     pub(crate) qpn: Qpn,
     pub(crate) slots: u32,
     data: Option<String>,
-    counter: Option<String>,
+    credit: Option<String>,
+    notice: Option<String>,
 }
 
 impl PeerQp {
@@ -147,13 +174,19 @@ impl PeerQp {
 
     /// # Errors
     /// [`Failure::Test`] when the peer sent no such key.
-    pub(crate) fn counter<K: KeyAccess>(&self) -> Result<Remote<K>, Failure> {
-        self.key(self.counter.as_deref(), 8)
+    pub(crate) fn credit<K: KeyAccess>(&self) -> Result<Remote<K>, Failure> {
+        self.key(self.credit.as_deref(), 8)
+    }
+
+    /// # Errors
+    /// [`Failure::Test`] when the peer sent no such key.
+    pub(crate) fn notice<K: KeyAccess>(&self) -> Result<Remote<K>, Failure> {
+        self.key(self.notice.as_deref(), 8)
     }
 
     fn key<K: KeyAccess>(&self, text: Option<&str>, bytes: u64) -> Result<Remote<K>, Failure> {
         let remote = text
-            .and_then(from_hex)
+            .and_then(from_hex::<24>)
             .and_then(|raw| Remote::<K>::from_bytes(&raw).ok());
         match remote {
             Some(remote) if remote.len() >= bytes => Ok(remote),
@@ -170,65 +203,67 @@ impl std::fmt::Display for PeerQp {
     }
 }
 
-pub(crate) struct TestEnd<O: QpMemory> {
-    pub(crate) end: test_end::TestEnd<ReliableConnection>,
+pub(crate) struct TestEnd<T: TestTransport, O: QpMemory> {
+    pub(crate) end: test_end::TestEnd<T>,
     /// One per queue pair.
     pub(crate) memory: Vec<O::Connected>,
 }
 
-impl<O: QpMemory> TestEnd<O> {
+impl<T: TestTransport, O: QpMemory> TestEnd<T, O> {
     /// From the queue pairs to the barrier at which both ends are connected.
-    pub(crate) fn establish(test: &Test<'_>) -> Result<TestEnd<O>, Failure> {
+    pub(crate) fn establish(test: &Test<'_>) -> Result<TestEnd<T, O>, Failure> {
         let context = &test.device.context;
         let pd = context.protection_domain().map_err(refused)?;
-        let requirements = O::requirements(test);
-        let entries = (requirements.send + requirements.receive) * test.plan.qps;
-        let cq = if test.plan.events {
-            let channel = context.completion_channel().map_err(refused)?;
-            context.completion_queue_on(&channel, entries)
-        } else {
-            context.completion_queue(entries)
+        let mut requirements = O::requirements(test);
+        if test.is_inline() {
+            requirements.inline = requirements.inline.max(test.inline);
         }
-        .map_err(refused)?;
-        let mut prepared = Vec::with_capacity(test.plan.qps as usize);
-        for qp_index in 0..test.plan.qps as usize {
-            let memory = O::new(test, &pd, qp_index)?;
-            prepared.push((prepare(test, &pd, &cq, requirements, qp_index)?, memory));
-        }
-        let ours = prepared
+        let attributes = attributes(test.plan, test.gid_index, requirements);
+        let prepared = PreparedEnd::<T>::new(context, &pd, attributes)?;
+        let memory: Vec<O> = (0..test.plan.qps as usize)
+            .map(|qp_index| O::new(test, &pd, qp_index))
+            .collect::<Result<_, _>>()?;
+        let own = prepared.endpoints();
+        let waiting = cm::listen(test, &own)?;
+        let ours = own
             .iter()
-            .map(|(qp, memory)| encode_setup(&qp.endpoint(), &memory.advertised_memory()))
+            .zip(&memory)
+            .map(|(endpoint, memory)| encode_setup(endpoint, &memory.advertised_memory()))
             .collect();
         test.control.send(&Message::Setup(Setup {
             bytes: test.bytes,
             qps: ours,
+            cm_port: waiting.as_ref().and_then(CmEndpoint::port),
         }))?;
-        let setups = match test.control.receive(Some(REPLY_TIMEOUT), "its setup")? {
-            Message::Setup(setup) if setup.bytes == test.bytes && setup.qps.len() == prepared.len() => setup.qps,
+        let setup = match test.control.receive(Some(REPLY_TIMEOUT), "its setup")? {
+            Message::Setup(setup) if setup.bytes == test.bytes && setup.qps.len() == memory.len() => setup,
             other => return Err(test.control.unexpected(&other, "setup")),
         };
-        let mut qps = Vec::with_capacity(prepared.len());
-        let mut connected = Vec::with_capacity(prepared.len());
-        for ((qp, memory), setup) in prepared.into_iter().zip(setups) {
-            let (endpoint, peer) = decode_setup(setup)
-                .map_err(|reason| Failure::test(format!("peer {}: {reason}", test.control.peer())))?;
-            let mut test_qp = TestQp {
-                qp: qp.connect(&endpoint).map_err(refused)?,
-                to: (),
-                peer: peer.to_string(),
-            };
-            connected.push(memory.connect(Peer {
-                test,
-                test_qp: &mut test_qp,
-                keys: &peer,
-            })?);
-            qps.push(test_qp);
-        }
-        let shared = None;
-        let mut test_end = TestEnd {
-            end: test_end::TestEnd { cq, qps, shared },
-            memory: connected,
-        };
+        let (endpoints, keys): (Vec<_>, Vec<_>) = setup
+            .qps
+            .into_iter()
+            .map(decode_setup)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|reason| Failure::test(format!("peer {}: {reason}", test.control.peer())))?
+            .into_iter()
+            .unzip();
+        check_datagrams::<T>(test, &endpoints)?;
+        let mut connector = cm::connector::<T>(test, waiting, setup.cm_port, &own, &endpoints)?;
+        let connector = connector.as_mut().map(|by| Connector {
+            by,
+            announces: false,
+            peer: format!("peer {}", test.control.peer()),
+            interrupt: test.control.interrupt(),
+        });
+        let names = keys.iter().map(PeerQp::to_string);
+        let mut end = prepared.connect(connector, || Ok(endpoints.into_iter().zip(names).collect()))?;
+        let memory = memory
+            .into_iter()
+            .zip(&mut end.qps)
+            .zip(&keys)
+            .map(|((memory, test_qp), keys)| memory.connect(Peer { test, test_qp, keys }))
+            .collect::<Result<_, _>>()?;
+        let mut test_end = TestEnd { end, memory };
         let met = test
             .control
             .send(&Message::Ready)
@@ -282,75 +317,64 @@ impl<O: QpMemory> TestEnd<O> {
     }
 }
 
-fn prepare(
-    test: &Test<'_>,
-    pd: &ProtectionDomain,
-    cq: &CompletionQueue,
-    requirements: QpRequirements,
-    qp_index: usize,
-) -> Result<PreparedQueuePair, Failure> {
-    let plan = test.plan;
-    let build = |inline: u32| {
-        let mut builder = pd
-            .queue_pair(cq)
-            .port(PORT)
-            .max_send_wr(requirements.send)
-            .max_recv_wr(requirements.receive)
-            .max_inline_data(inline)
-            .tag(qp_index as u64)
-            .timeout(plan.timeout)
-            .retry_count(plan.retry)
-            .rnr_retry(RNR_RETRY)
-            .traffic_class(plan.dscp << 2)
-            .max_rd_atomic(RD_ATOMIC);
-        builder = match requirements.access {
-            RemoteAccess::Nothing => builder,
-            RemoteAccess::Write => builder.allow_remote_write(),
-            RemoteAccess::Read => builder.allow_remote_read(),
-            RemoteAccess::Atomic => builder.allow_remote_atomic(),
-        };
-        if let Some(index) = test.gid_index {
-            builder = builder.gid_index(index);
-        }
-        if let Some(mtu) = plan.mtu.and_then(Mtu::from_bytes) {
-            builder = builder.mtu(mtu);
-        }
-        builder.rc()
-    };
-    let payload = if test.is_inline() { test.inline } else { 0 };
-    build(payload.max(requirements.inline)).map_err(refused)
+/// # Errors
+/// [`Failure::Usage`] when a datagram is longer than the peer's MTU.
+fn check_datagrams<T: TestTransport>(test: &Test<'_>, peers: &[Endpoint]) -> Result<(), Failure> {
+    let most = peers.iter().map(|peer| u64::from(peer.mtu.bytes())).min();
+    match most.filter(|most| T::HEADER > 0 && test.bytes > *most) {
+        Some(most) => Err(Failure::usage(format!(
+            "a datagram of {} bytes: the MTU of peer {} is {most}",
+            test.bytes,
+            test.control.peer()
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn attributes(plan: &Plan, gid_index: Option<u8>, requirements: QpRequirements) -> QpAttributes {
+    QpAttributes {
+        port: PORT,
+        gid_index,
+        traffic_class: plan.dscp << 2,
+        hop_limit: HOP_LIMIT,
+        flow_label: 0,
+        service_level: 0,
+        pkey_index: 0,
+        mtu: plan.mtu.and_then(Mtu::from_bytes),
+        timeout: plan.timeout,
+        retry: plan.retry,
+        outstanding: RD_ATOMIC,
+        access: requirements.access,
+        by_cm: plan.mode.rdma_cm,
+        qps: plan.qps,
+        send: requirements.send,
+        receive: requirements.receive,
+        shares_receives: false,
+        inline: requirements.inline,
+        events: plan.events.then_some(0),
+    }
 }
 
 /// The inline size that this end can use: the plan's, or 0 where that was only a default and the
 /// device has none.
 ///
 /// # Errors
-/// [`Failure::Test`] when the size was given and the device refuses it.
+/// [`Failure::Usage`] when the size was given and the device refuses it.
 pub(crate) fn usable_inline(plan: &Plan, device: &Device) -> Result<u32, Failure> {
-    if plan.gpu {
-        return Ok(0);
-    }
     let smallest = plan.sizes.iter().min().copied().unwrap_or(0);
-    if u64::from(plan.inline) < smallest {
+    if plan.gpu || u64::from(plan.inline) < smallest {
         return Ok(0);
     }
     let pd = device.context.protection_domain().map_err(refused)?;
-    let cq = device.context.completion_queue(2).map_err(refused)?;
-    match pd
-        .queue_pair(&cq)
-        .max_send_wr(1)
-        .max_recv_wr(1)
-        .max_inline_data(plan.inline)
-        .rc()
-    {
-        Ok(_) => Ok(plan.inline),
-        Err(_) if !plan.inline_required => Ok(0),
-        Err(e) => Err(Failure::usage(format!(
-            "--inline {}: {}",
-            plan.inline,
-            one_line(&e.to_string())
-        ))),
+    let trial = QpRequirements::new(1, 1, plan.inline, RemoteAccess::Nothing);
+    let trial = attributes(plan, None, trial);
+    let (context, is_required) = (&device.context, plan.inline_required);
+    match plan.mode.transport {
+        Transport::Rc => trial.usable_inline::<ReliableConnection>(context, &pd, is_required),
+        Transport::Uc => trial.usable_inline::<UnreliableConnection>(context, &pd, is_required),
+        Transport::Ud => trial.usable_inline::<UnreliableDatagram>(context, &pd, is_required),
     }
+    .map_err(|e| Failure::usage(format!("--inline {}: {e}", plan.inline)))
 }
 
 fn encode_setup(endpoint: &Endpoint, keys: &AdvertisedMemory) -> exchange::QpSetup {
@@ -358,7 +382,8 @@ fn encode_setup(endpoint: &Endpoint, keys: &AdvertisedMemory) -> exchange::QpSet
         endpoint: to_hex(&endpoint.to_bytes()),
         slots: keys.slots,
         data: keys.data.map(|key| to_hex(&key)),
-        counter: keys.counter.map(|key| to_hex(&key)),
+        credit: keys.credit.map(|key| to_hex(&key)),
+        notice: keys.notice.map(|key| to_hex(&key)),
     }
 }
 
@@ -370,7 +395,8 @@ fn decode_setup(setup: exchange::QpSetup) -> Result<(Endpoint, PeerQp), String> 
         qpn: endpoint.qpn,
         slots: setup.slots,
         data: setup.data,
-        counter: setup.counter,
+        credit: setup.credit,
+        notice: setup.notice,
     };
     Ok((endpoint, peer))
 }

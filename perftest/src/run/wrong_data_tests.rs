@@ -44,7 +44,7 @@ fn plan(line: &str) -> Plan {
     }
 }
 
-fn test<'a>(plan: &'a Plan, device: &'a Device, control: &'a Control, is_server: bool) -> Test<'a> {
+fn test<'a>(plan: &'a Plan, device: &'a Device, control: &'a Control, clock: &'a Clock, is_server: bool) -> Test<'a> {
     Test {
         plan,
         bytes: plan.sizes[0],
@@ -52,6 +52,7 @@ fn test<'a>(plan: &'a Plan, device: &'a Device, control: &'a Control, is_server:
         gid_index: None,
         inline: plan.inline,
         control,
+        clock,
         is_server,
     }
 }
@@ -73,7 +74,8 @@ fn mismatched(line: &str) -> (Option<Failure>, Option<Failure>) {
         };
         let (control, plan) = listener.accept(None, &expected, &Interrupt::default()).unwrap();
         let peer = Plan { seed: 2, ..plan };
-        let failure = serve_size(&test(&peer, &device, &control, true)).err();
+        let clock = Clock::new(ClockChoice::System).unwrap();
+        let failure = serve_size(&test(&peer, &device, &control, &clock, true)).err();
         if let Some(failure) = &failure {
             control.send_failure(failure);
         }
@@ -82,10 +84,8 @@ fn mismatched(line: &str) -> (Option<Failure>, Option<Failure>) {
     let device = device("soft0");
     let control = connect("127.0.0.1", port, &Interrupt::default()).unwrap();
     introduce(&control, &ours, None).unwrap();
-    let (row, failure) = measure(
-        &test(&ours, &device, &control, false),
-        &Clock::new(ClockChoice::System).unwrap(),
-    );
+    let clock = Clock::new(ClockChoice::System).unwrap();
+    let (row, failure) = measure(&test(&ours, &device, &control, &clock, false), &mut |_| {});
     assert!(row.is_none() || failure.is_some(), "{line}: {row:?}");
     if let Some(failure) = &failure {
         control.send_failure(failure);
@@ -100,6 +100,10 @@ fn the_checking_end_names_size_iteration_offset_and_bytes() {
         "bw write -s 100",
         "bw send -s 100",
         "bw read -s 100",
+        "bw write -s 100 --bidirectional",
+        "bw write -s 100 --transport uc",
+        "bw send -s 100 --transport ud",
+        "lat send -s 100 --transport ud",
         "lat write -s 100",
         "lat send -s 500",
         "lat read -s 100",

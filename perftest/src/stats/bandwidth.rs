@@ -12,6 +12,8 @@
 //!   completions that are only reported late and together never raise the peak. One pass with two
 //!   indices finds it, linear in the records. A peak is never below the average.
 
+use serde::{Deserialize, Serialize};
+
 use super::clock::Clock;
 
 const RECORDS: usize = 4096;
@@ -32,13 +34,29 @@ pub(crate) struct Timeline {
     in_flight: u64,
 }
 
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct Bandwidth {
     pub(crate) messages: u64,
     /// Messages per second over the whole measurement.
     pub(crate) average_per_s: f64,
     /// Messages per second over the best stretch.
     pub(crate) peak_per_s: f64,
+}
+
+impl Bandwidth {
+    /// Whether a peer can have measured it.
+    pub(crate) fn is_plausible(&self) -> bool {
+        (0.0..1e18).contains(&self.average_per_s) && (self.average_per_s..1e18).contains(&self.peak_per_s)
+    }
+
+    /// That of two directions together.
+    pub(crate) fn and(self, other: Bandwidth) -> Bandwidth {
+        Bandwidth {
+            messages: self.messages.saturating_add(other.messages),
+            average_per_s: self.average_per_s + other.average_per_s,
+            peak_per_s: self.peak_per_s + other.peak_per_s,
+        }
+    }
 }
 
 impl Timeline {
@@ -67,6 +85,11 @@ impl Timeline {
         if done >= self.next {
             self.record(clock.now(), done);
         }
+    }
+
+    /// Whether the measurement has started.
+    pub(crate) fn is_started(&self) -> bool {
+        !self.records.is_empty()
     }
 
     /// Ends the measurement: `done` messages have completed by `at_ns`.

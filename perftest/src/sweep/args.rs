@@ -65,6 +65,10 @@ pub(crate) struct SweepArgs {
     #[arg(long, value_name = "LIST", value_parser = parse_list, help_heading = "Sweep")]
     pub(crate) post_list: Option<List>,
 
+    /// Both ends send, read or do atomics at once; the figures are the sums of what each has
+    /// measured
+    #[arg(short, long, help_heading = "Test")]
+    pub(crate) bidirectional: bool,
     /// Iterations: messages measured per point and queue pair [default: as doorbell bw and lat]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "duration", help_heading = "Test")]
     pub(crate) iterations: Option<u64>,

@@ -23,7 +23,7 @@ use crate::interrupt::Interrupt;
 use crate::limits;
 use crate::orchestrate::Server;
 use crate::output::Output;
-use crate::plan::{Kind, Plan};
+use crate::plan::{Kind, Mode, Plan};
 use crate::progress::Progress;
 use crate::report::{Caveats, Report, Row, Settings, Warning, print_line};
 use crate::run::session::{self, Event, SessionContext};
@@ -68,6 +68,8 @@ impl Skipped {
 /// The parameters of a sweep: every value of what is swept, and what all points have in common.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SweepSettings {
+    #[serde(flatten)]
+    mode: Mode,
     bytes: Vec<u64>,
     qps: Vec<u32>,
     tx_depth: Vec<u32>,
@@ -90,6 +92,7 @@ impl SweepSettings {
     fn of(plans: &[&Plan]) -> Option<SweepSettings> {
         let common = Settings::of(plans.first()?);
         Some(SweepSettings {
+            mode: common.mode,
             bytes: distinct(plans.iter().flat_map(|plan| plan.sizes.iter().copied())),
             qps: distinct(plans.iter().map(|plan| plan.qps)),
             tx_depth: distinct(plans.iter().map(|plan| match plan.kind {
@@ -154,6 +157,11 @@ pub(crate) fn run(args: &SweepArgs) -> Result<(), Failure> {
         Side::Single
     };
     let device = command::open(&test, side, reach)?;
+    let mtu = command::active_mtu(&device)?;
+    let plans: Vec<_> = plans
+        .into_iter()
+        .map(|(point, plan)| (point, plan.and_then(|plan| plan.fitted(mtu, true))))
+        .collect();
     let server = (reach == Reach::Here)
         .then(|| command::start_server(kind, &test, &device, &interrupt, true))
         .transpose()?;
@@ -296,7 +304,7 @@ impl Sweep<'_> {
                     *monitor = Some(NoiseMonitor::begin(&self.sources, self.endpoint.peer));
                 }
             }
-            Event::SizeStarted(_) => {}
+            Event::SizeStarted(_) | Event::Interval(_) => {}
             Event::Row(row) => report.results.push(row),
             Event::ClockDrift(drift) => {
                 let warning = Warning::clock_drift(drift);

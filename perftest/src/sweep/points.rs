@@ -3,7 +3,7 @@
 use clap::Parser;
 
 use super::args::{List, SweepArgs, SweepKind};
-use crate::cli::{Cli, Command, Operation, TestArgs};
+use crate::cli::{Cli, Command, Operation, TestArgs, Transport};
 use crate::failure::Failure;
 use crate::plan::Plan;
 
@@ -30,6 +30,7 @@ pub(super) fn all(args: &SweepArgs) -> Result<Vec<Point>, Failure> {
             ("--qps", args.qps.is_some()),
             ("--tx-depth", args.tx_depth.is_some()),
             ("--post-list", args.post_list.is_some()),
+            ("--bidirectional", args.bidirectional),
         ];
         if let Some((name, _)) = given.iter().find(|(_, given)| *given) {
             return Err(Failure::usage(format!(
@@ -40,6 +41,7 @@ pub(super) fn all(args: &SweepArgs) -> Result<Vec<Point>, Failure> {
     let sizes = match &args.sizes {
         Some(List(sizes)) => sizes.clone(),
         None if args.operation == Operation::Atomic => vec![8],
+        None if args.connection.transport == Transport::Ud => (1..=12).map(|power| 1 << power).collect(),
         None => (1..=23).map(|power| 1 << power).collect(),
     };
     let qps = each("--qps", args.qps.as_ref())?;
@@ -99,6 +101,7 @@ impl Point {
                     return Err(Failure::usage("--qps, --tx-depth and --post-list are 1 at least"));
                 }
                 (bw.qps, bw.post_list, bw.tx_depth) = (qps, post_list, self.tx_depth);
+                bw.bidirectional = args.bidirectional;
                 (bw.test.size, bw.test.inline) = (Some(self.bytes), self.inline);
                 Plan::bw(&bw)
             }
@@ -201,12 +204,14 @@ mod tests {
             "lat write --tx-depth 4",
             "bw write --qps 1..8G",
             "lat send --post-list 2",
+            "lat send --bidirectional",
         ] {
             assert_eq!(all(&sweep(line)).expect_err(line).status(), 2, "{line}");
         }
         for line in [
             "bw write --sizes 64 --qps 0",
             "bw read --sizes 64 --inline 64",
+            "bw read --sizes 64 --transport ud",
             "bw write --sizes 2G",
         ] {
             let args = sweep(line);

@@ -154,7 +154,8 @@ fn padded(private_data: &[u8], expected: &[u8]) -> Result<()> {
 }
 
 fn key(private_data: &[u8]) -> Result<Remote<WriteAccess>> {
-    let bytes = private_data.first_chunk().context("no key in the private data")?;
+    // Padded with zeros.
+    let bytes = private_data.first_chunk::<24>().context("no key in the private data")?;
     Ok(Remote::from_bytes(bytes)?)
 }
 

@@ -2,7 +2,7 @@
 
 use core::future::{Future, poll_fn};
 use core::pin::pin;
-use core::task::Poll;
+use core::task::{Context, Poll, ready};
 use std::io;
 
 use ::tokio::io::Interest;
@@ -74,6 +74,26 @@ impl TokioChannel {
             self.find(|record| record.take_event_since(id, seen)).await?;
         }
         Ok(cq.poll()?)
+    }
+
+    /// Takes all events of the channel, for a future written by hand: ready if there were any.
+    ///
+    /// For a channel that one task waits on: the last caller's waker replaces the others'. As with
+    /// [`CompletionQueue::arm`], poll the queues after arming and before waiting.
+    ///
+    /// # Errors
+    /// When the channel cannot be read: the device is gone.
+    pub fn poll_events(&self, cx: &mut Context<'_>) -> Poll<Result<(), EventError>> {
+        let inner = self.channel().inner();
+        loop {
+            if inner.try_find(&mut Record::next)?.is_some() {
+                while inner.try_find(&mut Record::next)?.is_some() {}
+                return Poll::Ready(Ok(()));
+            }
+            let mut guard = ready!(self.fd.poll_read_ready(cx)).map_err(|error| inner.failed(error))?;
+            guard.clear_ready();
+            // An event before that is read now, a later one sets it again.
+        }
     }
 
     async fn find<T>(&self, mut find: impl FnMut(&mut Record) -> Option<T>) -> Result<T, EventError> {

@@ -8,10 +8,12 @@
 //! # fn example(prepared: PreparedQueuePair, inbox: Remote<WriteAccess>) -> Result<(), Box<dyn std::error::Error>> {
 //! let mut exchange = Exchange::connect("server:18516", Duration::from_secs(10))?;    // the peer: Listener::bind, and accept
 //! let (mut qp, peer_data) = exchange.pair(prepared, &inbox.to_bytes())?;
-//! let their_inbox: Remote<WriteAccess> = Remote::from_bytes(peer_data.as_slice().try_into()?)?;
+//! let their_inbox: Remote<WriteAccess> = Remote::from_bytes(&peer_data)?;
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! An RC queue pair with all that it needs is a [`Connection`].
 //!
 //! When [`pair`](Exchange::pair) returns, both queue pairs are connected, of any transport, with or
 //! without a shared receive queue; [`datagrams`](Exchange::datagrams) is for those that send
@@ -42,17 +44,24 @@
 //!
 //! Versions are not negotiated, and hosts not authenticated: listen only on trusted networks.
 
+mod connection;
 mod frame;
 
 use core::time::Duration;
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd as _;
 
-use doorbell_rendezvous::{Deadline, Limited};
+use doorbell_rendezvous::{Deadline, Limited, readable};
 use frame::EndpointBytes;
 
-use crate::error::QueuePairError;
-use crate::qp::{Backend, Connected, Endpoint, ParseEndpointError, PreparedQueuePair, QueuePair, UdEndpoint};
+pub use connection::Connection;
+
+use crate::error::{CompletionQueueError, EventError, QueuePairError};
+use crate::qp::{
+    Backend, Connected, Endpoint, ParseEndpointError, PostError, PreparedQueuePair, QueuePair, UdEndpoint,
+};
+use crate::wr::status::CompletionError;
 
 const FAILED: u8 = 0;
 const CONNECTED: u8 = 1;
@@ -95,6 +104,12 @@ pub enum ExchangeError {
     /// The peer closed the connection before it was done.
     #[error("the peer {peer} closed the connection before it was done; its own message says why")]
     Closed {
+        /// The peer's address.
+        peer: SocketAddr,
+    },
+    /// The peer has left, and with it what was to come.
+    #[error("the peer {peer} has left, and sends nothing more")]
+    Left {
         /// The peer's address.
         peer: SocketAddr,
     },
@@ -145,9 +160,21 @@ pub enum ExchangeError {
         #[source]
         error: ParseEndpointError,
     },
-    /// The queue pair could not be connected.
+    /// The queue pair could not be made or connected.
     #[error(transparent)]
     Transition(#[from] QueuePairError),
+    /// The completion queue of a [`Connection`] could not be made or polled.
+    #[error(transparent)]
+    Queue(#[from] CompletionQueueError),
+    /// Nor its channel.
+    #[error(transparent)]
+    Event(#[from] EventError),
+    /// A receive of a [`Connection`] could not be posted.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// A request of a [`Connection`] has failed.
+    #[error(transparent)]
+    Request(#[from] CompletionError),
 }
 
 /// Waits for peers.
@@ -198,6 +225,14 @@ impl Listener {
             }),
         }
     }
+
+    /// The peers as they connect, without end; each [`pair`](Exchange::pair) may take `timeout`.
+    pub fn incoming(&self, timeout: Duration) -> impl Iterator<Item = Result<Exchange, ExchangeError>> + '_ {
+        core::iter::repeat_with(move || {
+            let exchange = self.accept(Duration::MAX)?;
+            Ok(Exchange { timeout, ..exchange })
+        })
+    }
 }
 
 /// A TCP connection to a peer, by which queue pairs are connected.
@@ -222,6 +257,24 @@ impl Exchange {
         let addresses: Vec<_> = to.to_socket_addrs().map_err(failed)?.collect();
         let (stream, peer) = doorbell_rendezvous::connect(&addresses, None, deadline, || true).map_err(failed)?;
         Ok(Self { stream, peer, timeout })
+    }
+
+    /// Over a connection that exists already; each [`pair`](Self::pair) may take `timeout`.
+    ///
+    /// # Errors
+    /// When the system does not know the peer's address: it is gone.
+    pub fn over(stream: TcpStream, timeout: Duration) -> Result<Self, ExchangeError> {
+        let peer = stream.peer_addr().map_err(|error| ExchangeError::Connect {
+            address: "the peer of a TCP connection".to_owned(),
+            error,
+        })?;
+        Ok(Self { stream, peer, timeout })
+    }
+
+    /// The TCP connection, for a use of one's own: its end says that the peer's process is gone.
+    #[must_use]
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
     }
 
     /// The peer's address.
@@ -272,6 +325,21 @@ impl Exchange {
         let connected = connected?;
         self.read_status(CONNECTED, deadline)?;
         Ok((connected, peer_data))
+    }
+
+    /// Whether the peer has no further use of the queue pairs: it has called
+    /// [`finish`](Self::finish), dropped its exchange or exited. For a server, which learns it by no
+    /// completion. Does not wait.
+    #[must_use]
+    pub fn peer_has_left(&self) -> bool {
+        let mut next = [0];
+        // The end of the stream is no byte; a byte that is not the end begins the peer's next pair.
+        self.has_input() && !matches!(self.stream.peek(&mut next), Ok(1) if next != [DONE])
+    }
+
+    /// Whether the next read does not wait: for bytes, the end of the stream or an error.
+    fn has_input(&self) -> bool {
+        matches!(readable(self.stream.as_fd(), Deadline::after(Duration::ZERO)), Ok(true))
     }
 
     /// Waits until both sides are done with all queue pairs, up to the exchange's `timeout`.

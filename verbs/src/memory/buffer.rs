@@ -4,7 +4,8 @@
 
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
-use core::ops::{Bound, Deref, DerefMut, RangeBounds};
+use core::ops::{Bound, Deref, DerefMut, Index, IndexMut, RangeBounds};
+use core::slice::SliceIndex;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
@@ -420,6 +421,23 @@ impl DerefMut for Buffer<Local> {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`, and nothing else reads them: no rights of peers, and unique.
         unsafe { core::slice::from_raw_parts_mut(self.start(), self.len()) }
+    }
+}
+
+/// As of its slice; here so that the compiler says why other memory has no index.
+impl<K: Readable, I: SliceIndex<[u8]>> Index<I> for Buffer<K> {
+    type Output = I::Output;
+
+    #[inline]
+    fn index(&self, index: I) -> &I::Output {
+        &(**self)[index]
+    }
+}
+
+impl<I: SliceIndex<[u8]>> IndexMut<I> for Buffer<Local> {
+    #[inline]
+    fn index_mut(&mut self, index: I) -> &mut I::Output {
+        &mut (**self)[index]
     }
 }
 

@@ -28,6 +28,12 @@ const REMOTE_BYTES: usize = 24;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseRemoteError {
+    /// It is not as long as a [`Remote`] is: the peer has sent something else.
+    #[error("{len} bytes where a key to the peer's memory has {REMOTE_BYTES}")]
+    Length {
+        /// The number of bytes.
+        len: usize,
+    },
     /// The key lacks a right.
     #[error(
         "the peer's key grants {}, and Remote<{name}> needs {}: have the peer register its memory with these rights", rights(*.granted), rights(*.required)
@@ -113,6 +119,25 @@ impl<K: KeyAccess> Remote<K> {
         })
     }
 
+    /// Splits it in two, the first of `mid` bytes.
+    ///
+    /// # Panics
+    /// If `mid` is beyond its end.
+    #[must_use]
+    pub fn split_at(self, mid: u64) -> (Self, Self) {
+        assert!(
+            mid <= self.len,
+            "split_at({mid}) of a remote range of {} bytes",
+            self.len
+        );
+        let second = Self {
+            addr: self.addr.wrapping_add(mid),
+            len: self.len - mid,
+            ..self
+        };
+        (Self { len: mid, ..self }, second)
+    }
+
     /// Splits it into ranges of `len` bytes; the last may be shorter.
     ///
     /// # Panics
@@ -136,8 +161,10 @@ impl<K: KeyAccess> Remote<K> {
     /// Decodes the result of [`to_bytes`](Self::to_bytes), if it has at least these rights.
     ///
     /// # Errors
-    /// When it grants less than `K`, or its range is invalid.
-    pub fn from_bytes(bytes: &[u8; REMOTE_BYTES]) -> Result<Self, ParseRemoteError> {
+    /// When it has another length, grants less than `K`, or its range is invalid.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ParseRemoteError> {
+        let len = bytes.len();
+        let bytes: &[u8; REMOTE_BYTES] = bytes.try_into().map_err(|_| ParseRemoteError::Length { len })?;
         let word = |at: usize| {
             let mut word = [0; 8];
             word.copy_from_slice(&bytes[at..at + 8]);

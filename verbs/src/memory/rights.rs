@@ -38,8 +38,8 @@ pub trait Rights: HostMemory + Copy {
 
 /// Kinds of memory that no peer can write: it can be lent as `&[u8]`.
 #[diagnostic::on_unimplemented(
-    message = "memory of `{Self}` is not lent as a slice: a peer may write it at any time",
-    note = "copy bytes out by `read_at`, or load a flag by `load_u64`"
+    message = "memory of `{Self}` is not lent as a slice: a peer may write it at any time, or the CPU does not reach it",
+    note = "what a peer may write is copied out by `read_at`, and a flag in it is loaded by `load_u64`"
 )]
 pub trait Readable: MemoryKind {}
 

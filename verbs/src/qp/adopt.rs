@@ -25,7 +25,7 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
     #[must_use]
     pub unsafe fn assume_connected(self, peer: &Endpoint) -> QueuePair<T, B> {
         let mtu = self.mtu().min(peer.mtu);
-        QueuePair::new(self.send, self.recv, self.object, Link { peer: *peer, mtu })
+        QueuePair::new(self.send_queue, self.recv_queue, self.object, Link { peer: *peer, mtu })
     }
 }
 

@@ -96,6 +96,11 @@ impl<T: Reliable, B: Backend> PreparedQueuePair<T, B> {
             mtu,
             max_dest_rd_atomic: rts.max_rd_atomic,
         };
-        Ok(QueuePair::new(self.send, self.recv, self.object, Link { peer, mtu }))
+        Ok(QueuePair::new(
+            self.send_queue,
+            self.recv_queue,
+            self.object,
+            Link { peer, mtu },
+        ))
     }
 }

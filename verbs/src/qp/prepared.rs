@@ -24,8 +24,8 @@ use crate::types::{Mtu, Psn, Qpn};
 #[doc(alias("ibv_qp", "IBV_QPS_INIT"))]
 pub struct PreparedQueuePair<T: Connected = ReliableConnection, B: Backend = PostList> {
     // Before the object: it points into the queue pair.
-    pub(super) send: Poster<B>,
-    pub(super) recv: Poster<Receives>,
+    pub(super) send_queue: Poster<B>,
+    pub(super) recv_queue: Poster<Receives>,
     pub(super) object: QpObject,
     pub(super) settings: Settings,
     port: PortAttr,
@@ -45,8 +45,8 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
         psn: Psn,
     ) -> Self {
         Self {
-            send,
-            recv,
+            send_queue: send,
+            recv_queue: recv,
             object: made.object,
             settings,
             port: made.port,
@@ -93,8 +93,8 @@ impl<T: Connected, B: Backend> PreparedQueuePair<T, B> {
         self.to_rtr(peer, mtu)?;
         self.to_rts(peer)?;
         Ok(QueuePair::new(
-            self.send,
-            self.recv,
+            self.send_queue,
+            self.recv_queue,
             self.object,
             Link { peer: *peer, mtu },
         ))
@@ -183,7 +183,7 @@ impl<T: Connected + HasReceiveQueue, B: Backend> PreparedQueuePair<T, B> {
     #[inline(always)]
     #[doc(alias = "ibv_post_recv")]
     pub fn post_receives(&mut self, build: impl for<'q> FnOnce(&mut ReceiveBatch<'q, T>)) -> Result<(), PostError> {
-        ReceiveBatch::post(&mut self.recv, build)
+        ReceiveBatch::post(&mut self.recv_queue, build)
     }
 
     /// Posts one receive.
@@ -193,7 +193,7 @@ impl<T: Connected + HasReceiveQueue, B: Backend> PreparedQueuePair<T, B> {
     #[inline(always)]
     #[doc(alias = "ibv_post_recv")]
     pub fn receive(&mut self, buffer: impl Sink) -> Result<(), PostError> {
-        ReceiveBatch::<T>::post_one(&mut self.recv, buffer)
+        ReceiveBatch::<T>::post_one(&mut self.recv_queue, buffer)
     }
 }
 

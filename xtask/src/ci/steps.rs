@@ -118,6 +118,12 @@ pub(crate) const ALL: [Step; 26] = [
         "aarch64 and musl compile; with --full also the lowest Rust version, and aarch64 runs in an emulator",
     ),
     Step::full(
+        "nextest",
+        Place::Background,
+        nextest,
+        "the tests of doorbell-test by cargo-nextest: each in a process of its own",
+    ),
+    Step::full(
         "interop",
         Place::Background,
         interop,
@@ -250,6 +256,16 @@ fn test(scope: Scope) -> Result<Verdict> {
 
 fn doctest(_: Scope) -> Result<Verdict> {
     tests(tested(&["test", "--doc"]).arg("--no-fail-fast"))
+}
+
+/// Skipped where it is not installed: Debian has none, and building it takes longer than all tests.
+fn nextest(_: Scope) -> Result<Verdict> {
+    if !setup::in_path("cargo-nextest") {
+        return Ok(Verdict::Skipped("cargo-nextest is not installed".to_owned()));
+    }
+    // More at once than processors: they wait for most of their time.
+    let filter = ["--filterset", "package(doorbell-test)", "--test-threads", "16"];
+    succeed(tested(&["nextest", "run"]).args(["--no-fail-fast"]).args(filter))
 }
 
 /// Variables of tests: with `--full` those of large products run the whole product, not a sample.

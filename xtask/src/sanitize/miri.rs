@@ -61,6 +61,7 @@ const PACKAGES: [(&str, Part); 26] = [
     ),
     ("doorbell-rendezvous", Nothing("no unsafe code, which its root forbids")),
     ("doorbell-threads", Nothing("signals and threads of the system")),
+    ("doorbell-tokio", Nothing("no unsafe code, which its root forbids")),
     ("doorbell-trust", Nothing("its tests are processes of several users")),
     ("doorbell-roce-proto", Nothing("no unsafe code, which its root forbids")),
     (

@@ -14,7 +14,7 @@ use super::layout::{Rates, bandwidth};
 use super::printer::{Directions, Printer};
 use super::requester::{ClassicRequester, receiver};
 use super::settings::{Output, Settings, Transport};
-use super::test_end::{ClassicTransport, Depths, TestEnd};
+use super::test_end::{Depths, TestEnd};
 use super::tool::Verb;
 use super::wire::{BwReport, ControlConnection};
 use crate::engine::receiver::Receiver;
@@ -48,7 +48,7 @@ pub(crate) fn run(start: TestStart<'_, '_>) -> Result<(), Failure> {
     }
 }
 
-fn run_test<T: ClassicTransport, F: ClassicRequester<T>>(mut start: TestStart<'_, '_>) -> Result<(), Failure> {
+fn run_test<T: TestTransport, F: ClassicRequester<T>>(mut start: TestStart<'_, '_>) -> Result<(), Failure> {
     let settings = start.settings;
     let clock = Clock::new(ClockChoice::Auto).map_err(Failure::test)?;
     let (mut control, mut test_end) = start.connect::<T>(Depths::of(settings))?;

@@ -72,7 +72,7 @@ pub(super) fn of_send<T: TestTransport>(
     let test_end::TestEnd { qps, shared, .. } = &mut test_end.end;
     receiver.post(&mut qps[0], shared.as_mut())?;
     Ok(PingPongMemory {
-        op: SendOp,
+        op: SendOp::new(false),
         out,
         receiver: Some(receiver),
         written: Written::Nothing,

@@ -16,7 +16,7 @@ use super::layout::Latencies;
 use super::printer::Printer;
 use super::requester::{ClassicRequester, Context};
 use super::settings::{Settings, TestLength, Transport};
-use super::test_end::{ClassicTransport, Depths, TestEnd};
+use super::test_end::{Depths, TestEnd};
 use super::tool::Verb;
 use super::wire::{ControlConnection, QpInfo};
 use crate::engine::lat::{self, LatParams, Monitor};
@@ -53,7 +53,7 @@ pub(crate) fn run(start: TestStart<'_, '_>) -> Result<(), Failure> {
     }
 }
 
-fn write<T: ClassicTransport + Connected>(start: TestStart<'_, '_>) -> Result<(), Failure> {
+fn write<T: TestTransport + Connected>(start: TestStart<'_, '_>) -> Result<(), Failure> {
     let settings = start.settings;
     let (mut lat_test, mut test_end) = connect::<T>(start, 1)?;
     let mut memory = memory::of_write(settings, &mut test_end)?;
@@ -75,7 +75,7 @@ fn write<T: ClassicTransport + Connected>(start: TestStart<'_, '_>) -> Result<()
     Ok(())
 }
 
-fn send<T: ClassicTransport>(start: TestStart<'_, '_>) -> Result<(), Failure> {
+fn send<T: TestTransport>(start: TestStart<'_, '_>) -> Result<(), Failure> {
     let settings = start.settings;
     let (mut lat_test, mut test_end) = connect::<T>(start, BUFFERS)?;
     let mut memory = memory::of_send(settings, &mut test_end)?;
@@ -129,7 +129,7 @@ fn one_sided<F: ClassicRequester<ReliableConnection>>(start: TestStart<'_, '_>) 
     lat_test.finish()
 }
 
-fn connect<'a, 'p, T: ClassicTransport>(
+fn connect<'a, 'p, T: TestTransport>(
     mut start: TestStart<'a, 'p>,
     receive: u32,
 ) -> Result<(LatTest<'a, 'p>, TestEnd<T>), Failure> {

@@ -7,40 +7,35 @@
 //! A C tool as the peer cycles through the first page at the address it was given
 //! (`memory::cycle`), so every queue pair has at least a page.
 
-mod cm_connect;
 mod gpu;
 mod memory;
 
 use std::time::Duration;
 
 use doorbell_verbs::{
-    AddressHandleBuilder, Buffer, CompletionChannel, CompletionQueue, Endpoint, GidEntry, KeyAccess as RemoteRight,
-    LinkLayer, Mtu, Opaque, PeerAtomic, PeerRead, PeerWrite, PortState, ProtectionDomain, QKey, Qpn, QueuePairBuilder,
-    Remote, SharedReceiveQueue,
+    Buffer, Context, Endpoint, GidEntry, KeyAccess as RemoteRight, LinkLayer, Mtu, Opaque, PeerAtomic, PeerRead,
+    PeerWrite, PortState, ProtectionDomain, Qpn, Remote,
 };
 
-pub(crate) use cm_connect::ClassicTransport;
 pub(crate) use gpu::slots;
 pub(crate) use memory::{allocate, frozen, registration, scratch};
 
-use self::cm_connect::{QpSetup, connect_by_cm};
-
 use super::control::TestStart;
 use super::layout::{Address, Header};
-use super::settings::{Exchange, Settings, Transport};
+use super::settings::{Exchange, Settings};
 use super::tool::{Kind, Tool, Verb};
-use super::wire::{ControlConnection, QpConnector, QpInfo, SharedParameters};
+use super::wire::{ControlConnection, QpInfo, SharedParameters};
 use crate::device::{Device, Gpu};
+use crate::engine::cm::QpConnector;
 use crate::engine::message::Cycle;
-use crate::engine::test_end::{self, TestQp};
+use crate::engine::setup::{Connector, PreparedEnd, QpAttributes, RemoteAccess};
+use crate::engine::test_end;
 use crate::engine::transport::TestTransport;
 use crate::failure::{Failure, one_line, refused};
 
 /// The page size and cache line this end reports; no message of a test depends on them.
 const PAGE: u32 = 4096;
 const CACHE_LINE: u32 = 64;
-/// RNR retry count: 7 is infinite, as the C tools rely on it.
-const RNR_RETRY: u8 = 7;
 /// For a group's switches, as in the C tools.
 const JOIN_DELAY: Duration = Duration::from_millis(50);
 /// Default inline size of `ib_write_lat` on adapters of [`INLINE_VENDORS`].
@@ -153,7 +148,18 @@ fn is_target(settings: &Settings) -> bool {
     settings.tool.verb != Verb::Send && (settings.receives() || settings.bidirectional || answered)
 }
 
-impl<T: ClassicTransport> TestEnd<T> {
+/// What the peer may do here.
+fn access(settings: &Settings) -> RemoteAccess {
+    match settings.tool.verb {
+        _ if !is_target(settings) => RemoteAccess::Nothing,
+        Verb::Write => RemoteAccess::Write,
+        Verb::Read => RemoteAccess::Read,
+        Verb::Atomic => RemoteAccess::Atomic,
+        Verb::Send => RemoteAccess::Nothing,
+    }
+}
+
+impl<T: TestTransport> TestEnd<T> {
     /// Creates this end and connects it to the peer, from the exchange of parameters to the barrier
     /// after the exchange of QP information. Prints the header on the way.
     ///
@@ -190,81 +196,88 @@ impl<T: ClassicTransport> TestEnd<T> {
         let parameters = control.exchange_parameters(ours)?;
         let gid = choose_gid(settings, device, port.link_layer)?;
         let pd = context.protection_domain().map_err(refused)?;
-        let outstanding = outstanding(settings, device)?;
+        let attributes = QpAttributes {
+            port: settings.device_port,
+            gid_index: gid.and_then(|gid| u8::try_from(gid.index).ok()),
+            traffic_class: settings.traffic_class,
+            hop_limit: settings.hop_limit,
+            flow_label: settings.flow_label,
+            service_level: settings.service_level,
+            pkey_index: settings.pkey_index,
+            mtu: Some(parameters.mtu),
+            timeout: settings.timeout,
+            retry: settings.retry,
+            outstanding: outstanding(settings, device)?,
+            access: access(settings),
+            by_cm: settings.exchange == Exchange::RdmaCm,
+            qps: settings.qps,
+            send: depths.send,
+            receive: depths.receive,
+            shares_receives: settings.shared_receive && settings.tool.verb == Verb::Send,
+            inline: inline(settings, context.attr().vendor_id),
+            events: settings.events.then_some(settings.vector),
+        };
         let mut builder = EndBuilder {
             settings,
             parameters,
             gid,
-            outstanding,
-            depths,
+            attributes,
             pd: &pd,
             gpu: device.gpu.as_ref(),
-            inline: inline(settings, context.attr().vendor_id),
         };
         let targets = builder.targets()?;
-        let entries = builder.entries();
-        let channel = builder.channel(device)?;
-        let mut cq = match &channel {
-            Some(channel) => context.completion_queue_on_vector(channel, settings.vector, entries),
-            None => context.completion_queue(entries),
-        }
-        .map_err(refused)?;
-        let is_shared = settings.shared_receive && settings.tool.verb == Verb::Send;
-        let shared = is_shared
-            .then(|| pd.shared_receive_queue(depths.receive).create())
-            .transpose()
-            .map_err(refused)?;
-        // A trial queue pair for the inline size uses its own completion queue: the space it
-        // reserves there may not be released at once.
-        let trial = context.completion_queue(entries).map_err(refused)?;
-        builder.fit_inline::<T>(&trial, shared.as_ref())?;
-        drop(trial);
+        builder.fit_inline::<T>(context)?;
         printer.header(&builder.header(context.name(), port.link_layer))?;
-        let mut prepared = Vec::with_capacity(targets.len());
-        for (index, target) in targets.into_iter().enumerate() {
-            let mut qp = T::prepare(builder.builder(&cq, index), shared.as_ref()).map_err(refused)?;
-            let mut qp_info = builder.qp_info(&T::endpoint(&qp), &target);
-            if let Some(group) = settings.joined_group() {
-                T::join(&mut qp, group).map_err(|reason| Failure::test(one_line(&reason)))?;
+        let mut prepared = PreparedEnd::<T>::new(context, &pd, builder.attributes)?;
+        let endpoints = prepared.endpoints();
+        let mut ours: Vec<QpInfo> = endpoints
+            .iter()
+            .zip(&targets)
+            .map(|(endpoint, target)| builder.qp_info(endpoint, target))
+            .collect();
+        if let Some(group) = settings.joined_group() {
+            for (qp, qp_info) in prepared.qps().iter_mut().zip(&mut ours) {
+                T::join(qp, group).map_err(|reason| Failure::test(one_line(&reason)))?;
                 (qp_info.gid, qp_info.qpn) = (Some(group), Qpn::MULTICAST);
             }
-            prepared.push((qp, qp_info, target));
         }
-        let ours: Vec<QpInfo> = prepared.iter().map(|(_, qp_info, _)| *qp_info).collect();
-        let (queue_pairs, targets): (Vec<_>, Vec<_>) = prepared.into_iter().map(|(qp, _, target)| (qp, target)).unzip();
-        let connected = connect_by_cm::<T>(
-            queue_pairs,
-            (&pd, &mut cq),
-            settings,
-            control,
-            connector,
-            printer,
+        let mut connector = connector;
+        let is_managed = connector.is_some();
+        if is_managed {
+            if settings.is_server() {
+                printer.waiting_for_queue_pairs()?;
+            }
+            control.cm_barrier()?;
+        }
+        let connector = connector.as_mut().map(|by| Connector {
+            by,
+            announces: settings.goes_both_ways(),
+            peer: format!("peer {}", control.peer()),
             interrupt,
-        )?;
-        let theirs = control.exchange_qp_infos(&ours)?;
-        let addresses = |qp_infos: &[QpInfo]| qp_infos.iter().map(address).collect::<Vec<_>>();
-        printer.addresses(&addresses(&ours), &addresses(&theirs))?;
-        let (mut qps, mut links) = (Vec::with_capacity(connected.len()), Vec::with_capacity(connected.len()));
-        for (((qp, target), &ours), theirs) in connected.into_iter().zip(targets).zip(&ours).zip(theirs) {
-            let peer = builder.endpoint_of(&theirs)?;
-            let (qp, to) = match qp {
-                QpSetup::NotConnected(qp) => T::connect(qp, &peer, builder.route())
-                    .map_err(|reason| Failure::test(format!("peer {}: {}", control.peer(), one_line(&reason))))?,
-                QpSetup::Connected(connected) => *connected,
-            };
-            let link = Link { ours, theirs, target };
-            let peer = link.to_string();
-            qps.push(TestQp { qp, to, peer });
-            links.push(link);
-        }
+        });
+        let mut links = Vec::with_capacity(targets.len());
+        let mut end = prepared.connect(connector, || {
+            if is_managed {
+                control.cm_barrier()?;
+            }
+            let theirs = control.exchange_qp_infos(&ours)?;
+            let addresses = |qp_infos: &[QpInfo]| qp_infos.iter().map(address).collect::<Vec<_>>();
+            printer.addresses(&addresses(&ours), &addresses(&theirs))?;
+            for ((target, &ours), theirs) in targets.into_iter().zip(&ours).zip(theirs) {
+                links.push(Link { ours, theirs, target });
+            }
+            let peer = |link: &Link| Ok((builder.endpoint_of(&link.theirs)?, link.to_string()));
+            links.iter().map(peer).collect()
+        })?;
+        control.keep_connected(std::mem::take(&mut end.connections));
         if settings.group.is_some() {
             std::thread::sleep(JOIN_DELAY);
         }
         // The second exchange is the barrier at which both ends are connected.
         control.exchange_qp_infos(&ours)?;
-        let inline = builder.inline;
+        let inline = builder.attributes.inline;
         let test_end = TestEnd {
-            end: test_end::TestEnd { cq, qps, shared },
+            end,
             links,
             inline,
             parameters,
@@ -300,14 +313,12 @@ struct EndBuilder<'a> {
     settings: &'a Settings,
     parameters: SharedParameters,
     gid: Option<GidEntry>,
-    outstanding: u8,
-    depths: Depths,
+    attributes: QpAttributes,
     pd: &'a ProtectionDomain,
     gpu: Option<&'a Gpu>,
-    inline: u32,
 }
 
-impl<'a> EndBuilder<'a> {
+impl EndBuilder<'_> {
     /// Memory for the peer, one piece for each queue pair.
     fn targets(&self) -> Result<Vec<Target>, Failure> {
         let settings = self.settings;
@@ -335,99 +346,15 @@ impl<'a> EndBuilder<'a> {
         }
     }
 
-    fn entries(&self) -> u32 {
-        let (send, receive) = (
-            self.depths.send.saturating_mul(self.settings.qps),
-            self.depths.receive.saturating_mul(self.settings.qps),
-        );
-        let shared = self.settings.shared_receive && self.settings.tool.verb == Verb::Send;
-        send.saturating_add(if shared { self.depths.receive } else { receive })
-    }
-
-    fn channel(&self, device: &Device) -> Result<Option<CompletionChannel>, Failure> {
-        let channel = || device.context.completion_channel().map_err(refused);
-        self.settings.events.then(channel).transpose()
-    }
-
-    fn builder<'c>(&'c self, cq: &'c CompletionQueue, index: usize) -> QueuePairBuilder<'c> {
-        let settings = self.settings;
-        let mut builder = self
-            .pd
-            .queue_pair(cq)
-            .port(settings.device_port)
-            .max_send_wr(self.depths.send)
-            .max_recv_wr(self.depths.receive)
-            .max_inline_data(self.inline)
-            .tag(index as u64)
-            .timeout(settings.timeout)
-            .retry_count(settings.retry)
-            .rnr_retry(RNR_RETRY)
-            .max_rd_atomic(self.outstanding)
-            .mtu(self.parameters.mtu)
-            .traffic_class(settings.traffic_class)
-            .hop_limit(settings.hop_limit)
-            .flow_label(settings.flow_label)
-            .service_level(settings.service_level)
-            .pkey_index(settings.pkey_index);
-        if let Some(index) = self.gid_index() {
-            builder = builder.gid_index(index);
-        }
-        if settings.exchange == Exchange::RdmaCm && settings.transport == Transport::Ud {
-            builder = builder.qkey(QKey::RDMA_UDP);
-        }
-        if !is_target(settings) {
-            return builder;
-        }
-        match settings.tool.verb {
-            Verb::Write => builder.allow_remote_write(),
-            Verb::Read => builder.allow_remote_read(),
-            Verb::Atomic => builder.allow_remote_atomic(),
-            Verb::Send => builder,
-        }
-    }
-
-    /// The route of datagrams (UD address handles).
-    fn route(&self) -> AddressHandleBuilder<'a> {
-        let settings = self.settings;
-        let route = self
-            .pd
-            .address_handle()
-            .port(settings.device_port)
-            .traffic_class(settings.traffic_class)
-            .hop_limit(settings.hop_limit)
-            .flow_label(settings.flow_label)
-            .service_level(settings.service_level);
-        match self.gid_index() {
-            Some(index) => route.gid_index(index),
-            None => route,
-        }
-    }
-
-    fn gid_index(&self) -> Option<u8> {
-        self.gid.and_then(|gid| u8::try_from(gid.index).ok())
-    }
-
     /// The size of `-I`, or the C tools' default if the device supports it.
-    fn fit_inline<T: TestTransport>(
-        &mut self,
-        cq: &CompletionQueue,
-        shared: Option<&SharedReceiveQueue>,
-    ) -> Result<(), Failure> {
-        if self.inline == 0 {
-            return Ok(());
+    fn fit_inline<T: TestTransport>(&mut self, context: &Context) -> Result<(), Failure> {
+        let inline = self.attributes.inline;
+        if inline > 0 {
+            let is_required = self.settings.inline.is_some();
+            let usable = self.attributes.usable_inline::<T>(context, self.pd, is_required);
+            self.attributes.inline = usable.map_err(|e| Failure::test(format!("-I {inline}: {e}")))?;
         }
-        match T::prepare(self.builder(cq, 0), shared) {
-            Ok(_) => Ok(()),
-            Err(e) if self.settings.inline.is_some() => Err(Failure::test(format!(
-                "-I {}: {}",
-                self.inline,
-                one_line(&e.to_string())
-            ))),
-            Err(_) => {
-                self.inline = 0;
-                Ok(())
-            }
-        }
+        Ok(())
     }
 
     fn header(&self, device: &str, layer: LinkLayer) -> Header {
@@ -436,8 +363,8 @@ impl<'a> EndBuilder<'a> {
             infiniband: layer != LinkLayer::Ethernet,
             mtu: self.parameters.mtu.bytes(),
             gid_index: self.gid.map(|gid| gid.index),
-            inline_bytes: self.inline,
-            outstanding: self.outstanding.into(),
+            inline_bytes: self.attributes.inline,
+            outstanding: self.attributes.outstanding.into(),
             relaxed_ordering: self.settings.relaxed_ordering,
             new_post: false,
         }
@@ -447,7 +374,7 @@ impl<'a> EndBuilder<'a> {
         let (rkey, vaddr) = target.rkey_and_addr();
         QpInfo {
             lid: endpoint.lid,
-            out_reads: self.outstanding.into(),
+            out_reads: self.attributes.outstanding.into(),
             qpn: endpoint.qpn,
             psn: endpoint.psn,
             rkey,

@@ -43,18 +43,23 @@ pub(super) fn addresses_of(host: &str, port: u16, source: Option<IpAddr>) -> Res
     Ok(found.filter(same_family).collect())
 }
 
+/// Where a server listens: everywhere, unless an address is given.
+pub(crate) fn listening_address(source: Option<IpAddr>, port: u16, ipv6: bool) -> SocketAddr {
+    let any_address = if ipv6 {
+        Ipv6Addr::UNSPECIFIED.into()
+    } else {
+        Ipv4Addr::UNSPECIFIED.into()
+    };
+    SocketAddr::new(source.unwrap_or(any_address), port)
+}
+
 /// A server's listening socket. As with the C tools, it listens on all addresses of the machine
 /// unless one is given.
 ///
 /// # Errors
 /// [`Failure::Test`] when the port is in use or the address is not this machine's.
 pub(crate) fn listen(source: Option<IpAddr>, port: u16, ipv6: bool) -> Result<Acceptor<()>, Failure> {
-    let any_address = if ipv6 {
-        Ipv6Addr::UNSPECIFIED.into()
-    } else {
-        Ipv4Addr::UNSPECIFIED.into()
-    };
-    let address = SocketAddr::new(source.unwrap_or(any_address), port);
+    let address = listening_address(source, port, ipv6);
     Acceptor::bind(address, "port (-p)", "it is no address of this machine")
 }
 

@@ -93,8 +93,8 @@ impl ControlConnection {
         }
     }
 
-    pub(crate) fn keep_connected(&mut self, connection: Connection) {
-        self.cm_connections.push(connection);
+    pub(crate) fn keep_connected(&mut self, connections: Vec<Connection>) {
+        self.cm_connections = connections;
     }
 
     pub(crate) fn peer(&self) -> SocketAddr {

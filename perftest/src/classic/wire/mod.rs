@@ -13,8 +13,8 @@ mod message;
 mod qp_channel;
 mod qp_info;
 
-pub(crate) use cm::{CmEndpoint, Pending, QpConnector};
-pub(crate) use connect::{accept, connect, listen};
+pub(crate) use cm::{accept_by_cm, connect_by_cm};
+pub(crate) use connect::{accept, connect, listen, listening_address};
 pub(crate) use control_connection::{ControlConnection, PeerMonitor, REPLY_TIMEOUT};
 pub(crate) use message::{BwReport, SharedParameters};
 pub(crate) use qp_channel::QpChannel;

@@ -1,4 +1,4 @@
-//! The client's memory for each operation.
+//! The memory of the end that sends, reads or does atomics, for each operation.
 //!
 //! Without `--verify` all messages share a source buffer, writes a target, and a message is done
 //! when it is acknowledged. With `--verify` every message has its own payload, a write its own
@@ -6,13 +6,14 @@
 //!
 //! The peer advertises credits in a counter, a word of this end's memory that it writes: messages
 //! checked (verified write) or receives reposted (send). At most that many messages plus the number
-//! of slots may be sent, so a SEND always finds a posted receive (no RNR NAK).
+//! of slots may be sent, so a SEND always finds a posted receive (no RNR NAK). A transport that may
+//! lose SENDs has no credits.
 
 use std::marker::PhantomData;
 
 use doorbell_verbs::{AtomicWord, Buffer, Local, Memory, PeerWrite, ProtectionDomain};
 
-use super::super::test_end::{AdvertisedMemory, Peer, PeerQp, QpMemory, QpRequirements, RemoteAccess, Test};
+use super::super::test_end::{AdvertisedMemory, Peer, PeerQp, QpMemory, QpRequirements, Test};
 use super::bw_loop::{ends_with_count, post_params};
 use crate::cli::AtomicOperation;
 use crate::engine::gpu::GpuPool;
@@ -20,6 +21,8 @@ use crate::engine::message::{Cycle, Payloads, Sinks, Sources};
 use crate::engine::requester::{
     AtomicRequester, Credits, MessageRequester, ReadRequester, SendOp, WriteImmOp, WriteOp,
 };
+use crate::engine::setup::RemoteAccess;
+use crate::engine::transport::TestTransport;
 use crate::failure::{Failure, refused};
 use crate::plan::Verb;
 
@@ -31,7 +34,7 @@ pub(crate) trait ConnectOp: Sized {
 impl ConnectOp for WriteOp {
     fn connect(test: &Test<'_>, peer: &PeerQp) -> Result<WriteOp, Failure> {
         let slots = u64::from(peer.slots);
-        let notice = ends_with_count(test).then(|| peer.counter()).transpose()?;
+        let notice = ends_with_count(test).then(|| peer.notice()).transpose()?;
         let target = peer.data(slots * test.bytes)?;
         Ok(WriteOp::new(target, Cycle::dense(test.bytes, slots), notice))
     }
@@ -44,8 +47,9 @@ impl ConnectOp for WriteImmOp {
 }
 
 impl ConnectOp for SendOp {
-    fn connect(_: &Test<'_>, _: &PeerQp) -> Result<SendOp, Failure> {
-        Ok(SendOp)
+    fn connect(test: &Test<'_>, _: &PeerQp) -> Result<SendOp, Failure> {
+        // After a lost message, the number identifies the next one.
+        Ok(SendOp::new(test.counts_arrivals() && test.plan.verify))
     }
 }
 
@@ -77,7 +81,7 @@ impl<O: ConnectOp> QpMemory for MessageMemory<O> {
         } else if test.is_inline() {
             Sources::Inline(payloads)
         } else if let Some(payloads) = payloads {
-            Sources::Verified(buffers(test, pd, window)?, payloads)
+            Sources::Verified(buffers(test, pd, len, window)?, payloads)
         } else {
             let frozen = pd.register(test.memory(len)?, Local).map_err(refused)?.freeze();
             Sources::Frozen(std::iter::repeat_n(frozen, window).collect())
@@ -95,13 +99,12 @@ impl<O: ConnectOp> QpMemory for MessageMemory<O> {
 
     fn advertised_memory(&self) -> AdvertisedMemory {
         AdvertisedMemory {
-            slots: 0,
-            data: None,
-            counter: self.counter.as_ref().map(|counter| counter.remote().to_bytes()),
+            credit: self.counter.as_ref().map(|counter| counter.remote().to_bytes()),
+            ..AdvertisedMemory::default()
         }
     }
 
-    fn connect(self, Peer { test, keys, .. }: Peer<'_>) -> Result<MessageRequester<O>, Failure> {
+    fn connect<T: TestTransport>(self, Peer { test, keys, .. }: Peer<'_, T>) -> Result<MessageRequester<O>, Failure> {
         if keys.slots == 0 {
             return Err(Failure::test(format!(
                 "{keys} has no slot for a message: are both ends the same doorbell?"
@@ -113,37 +116,52 @@ impl<O: ConnectOp> QpMemory for MessageMemory<O> {
             credits: self.counter.map(|word| Credits {
                 word,
                 slots: keys.slots.into(),
-                confirm: test.plan.verify,
+                // Where messages go both ways, credits share their send queue, and completions
+                // do not count messages.
+                confirm: test.plan.verify || test.plan.mode.bidirectional,
             }),
         })
     }
 }
 
+/// Whether the peer counts messages, which it writes to a word of this end's memory. Where
+/// messages may be lost, SENDs have no flow control, as in the C tools.
 fn is_counted(test: &Test<'_>) -> bool {
-    test.plan.verify || test.plan.verb == Verb::Send
+    (test.plan.verify || test.plan.verb == Verb::Send) && !test.counts_arrivals()
 }
 
-/// Buffers for `count` messages.
-pub(crate) fn buffers(test: &Test<'_>, pd: &ProtectionDomain, count: usize) -> Result<Vec<Buffer<Local>>, Failure> {
-    let len = test.len();
+/// `count` buffers of `len` bytes.
+pub(crate) fn buffers(
+    test: &Test<'_>,
+    pd: &ProtectionDomain,
+    len: usize,
+    count: usize,
+) -> Result<Vec<Buffer<Local>>, Failure> {
     let chunks = pd
         .register_chunks(test.memory(len * count)?, len, Local)
         .map_err(refused)?;
     Ok(chunks.collect())
 }
 
-/// Memory for `count` messages to be received or read, checked with `--verify`.
+/// Memory for `count` messages to be received or read, each behind the header of `payloads`;
+/// checked with `--verify`.
 pub(crate) fn sinks(
     test: &Test<'_>,
     pd: &ProtectionDomain,
     payloads: Payloads,
     count: usize,
 ) -> Result<Sinks, Failure> {
+    let len = test.len() + payloads.header;
     let payloads = test.plan.verify.then_some(payloads);
     Ok(match (&test.device.gpu, payloads) {
         (Some(gpu), payloads) => Sinks::Gpu(Box::new(GpuPool::new(gpu, pd, test.len(), count)?), payloads),
-        (None, Some(payloads)) => Sinks::Verified(buffers(test, pd, count)?, payloads),
-        (None, None) => Sinks::Scratch(buffers(test, pd, count)?.into_iter().map(Buffer::scratch).collect()),
+        (None, Some(payloads)) => Sinks::Verified(buffers(test, pd, len, count)?, payloads),
+        (None, None) => Sinks::Scratch(
+            buffers(test, pd, len, count)?
+                .into_iter()
+                .map(Buffer::scratch)
+                .collect(),
+        ),
     })
 }
 
@@ -170,7 +188,7 @@ impl QpMemory for ReadMemory {
         sinks(test, pd, payloads, test.window() as usize).map(ReadMemory)
     }
 
-    fn connect(self, Peer { test, keys, .. }: Peer<'_>) -> Result<ReadRequester, Failure> {
+    fn connect<T: TestTransport>(self, Peer { test, keys, .. }: Peer<'_, T>) -> Result<ReadRequester, Failure> {
         let cycle = Cycle::dense(test.bytes, read_slots(test).into());
         Ok(ReadRequester::new(keys.data(cycle.len())?, cycle, self.0))
     }
@@ -196,7 +214,7 @@ impl QpMemory for AtomicMemory {
         ))
     }
 
-    fn connect(self, Peer { test, keys, .. }: Peer<'_>) -> Result<AtomicRequester, Failure> {
+    fn connect<T: TestTransport>(self, Peer { test, keys, .. }: Peer<'_, T>) -> Result<AtomicRequester, Failure> {
         let operation = match test.plan.verb {
             Verb::Atomic(operation) => operation,
             Verb::Write | Verb::Read | Verb::Send => AtomicOperation::default(),

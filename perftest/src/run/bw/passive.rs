@@ -1,15 +1,20 @@
-//! The passive server of one-sided tests: it provides memory and waits. `bw write` without
+//! The passive end of one-sided tests: it provides memory and waits. `bw write` without
 //! `--verify`, `bw` and `lat read`, `bw` and `lat atomic`.
 
 use std::sync::atomic::Ordering;
 
 use doorbell_verbs::{Buffer, Memory, Opaque, PeerAtomic, PeerRead, PeerWrite, ProtectionDomain};
 
-use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, RemoteAccess, Test};
+use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, Test};
 use super::client::read_slots;
+use super::memory::{Served, Service};
 use crate::device::Gpu;
 use crate::engine::gpu::{Chunking, GpuMessages};
 use crate::engine::pattern::Pattern;
+use crate::engine::receiver::Receiver;
+use crate::engine::setup::RemoteAccess;
+use crate::engine::test_end::TestQp;
+use crate::engine::transport::TestTransport;
 use crate::failure::{Failure, refused};
 use crate::plan::Verb;
 
@@ -28,7 +33,7 @@ pub(crate) enum PassiveMemory {
 }
 
 impl QpMemory for PassiveMemory {
-    type Connected = PassiveMemory;
+    type Connected = Served<PassiveMemory>;
 
     fn requirements(test: &Test<'_>) -> QpRequirements {
         let access = match test.plan.verb {
@@ -78,18 +83,25 @@ impl QpMemory for PassiveMemory {
         AdvertisedMemory {
             slots,
             data: Some(data),
-            counter: None,
+            ..AdvertisedMemory::default()
         }
     }
 
-    fn connect(self, _: Peer<'_>) -> Result<Self, Failure> {
-        Ok(self)
+    fn connect<T: TestTransport>(self, _: Peer<'_, T>) -> Result<Self::Connected, Failure> {
+        Ok((None, self))
     }
 }
 
-impl PassiveMemory {
+impl<T: TestTransport> Service<T> for PassiveMemory {
+    const IS_PASSIVE: bool = true;
+
+    #[inline]
+    fn step(&mut self, _: &Test<'_>, _: &mut TestQp<T>, _: Option<&Receiver>, _: bool) -> Result<bool, Failure> {
+        Ok(false)
+    }
+
     /// The final value of the word, in a test of atomics.
-    pub(crate) fn atomic_count(&self) -> Option<u64> {
+    fn done(&self) -> Option<u64> {
         match self {
             PassiveMemory::Counter(word) => Some(word.load_u64(0, Ordering::Acquire)),
             PassiveMemory::Target(_)
@@ -99,6 +111,12 @@ impl PassiveMemory {
         }
     }
 
+    fn is_done(&self, _: u64) -> bool {
+        true
+    }
+}
+
+impl PassiveMemory {
     fn of_gpu(test: &Test<'_>, pd: &ProtectionDomain, gpu: &Gpu, qp_index: usize) -> Result<Self, Failure> {
         let len = test.len();
         let none = || Failure::test("the registration of GPU memory returned no buffer");

@@ -1,18 +1,23 @@
-//! The server of a verified `bw write`: checks every byte of every message in its slot, inverts the
+//! The target of a verified `bw write`: checks every byte of every message in its slot, inverts the
 //! slot, and returns it as a credit.
 //!
-//! The client writes its message count after each list, on the same queue pair: when the count
+//! The sender writes its message count after each list, on the same queue pair: when the count
 //! arrives, so have the messages before it. A slot is filled with the inverse of its next message,
 //! so that a byte that is never written is found.
 
 use std::sync::atomic::Ordering;
 
-use doorbell_verbs::{Buffer, Memory, Opaque, PeerWrite, ProtectionDomain};
+use doorbell_verbs::{Buffer, Connected, Memory, Opaque, PeerWrite, ProtectionDomain};
 
-use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd};
+use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, Test};
 use super::credit::{self, CreditWriter};
+use super::memory::{Served, Service};
 use crate::engine::gpu::{Chunking, GpuMessages};
 use crate::engine::pattern::{Mismatch, Pattern};
+use crate::engine::receiver::Receiver;
+use crate::engine::setup::RemoteAccess;
+use crate::engine::test_end::TestQp;
+use crate::engine::transport::TestTransport;
 use crate::failure::{Failure, refused};
 
 #[derive(Debug)]
@@ -20,6 +25,7 @@ pub(crate) struct VerifiedSlots {
     memory: SlotMemory,
     notice: Buffer<PeerWrite>,
     slots: u32,
+    qp_index: usize,
 }
 
 #[derive(Debug)]
@@ -29,7 +35,7 @@ enum SlotMemory {
 }
 
 impl QpMemory for VerifiedSlots {
-    type Connected = (VerifiedSlots, CreditWriter);
+    type Connected = Served<CheckedSlots>;
 
     fn requirements(_test: &Test<'_>) -> QpRequirements {
         QpRequirements::new(credit::DEPTH, 1, 8, RemoteAccess::Write)
@@ -59,6 +65,7 @@ impl QpMemory for VerifiedSlots {
             memory,
             notice: pd.register(Memory::zeroed(8), PeerWrite).map_err(refused)?,
             slots,
+            qp_index,
         })
     }
 
@@ -69,52 +76,69 @@ impl QpMemory for VerifiedSlots {
                 SlotMemory::Host(memory) => memory.remote().to_bytes(),
                 SlotMemory::Gpu(_, memory) => memory.remote().to_bytes(),
             }),
-            counter: Some(self.notice.remote().to_bytes()),
+            notice: Some(self.notice.remote().to_bytes()),
+            credit: None,
         }
     }
 
-    fn connect(self, peer: Peer<'_>) -> Result<(VerifiedSlots, CreditWriter), Failure> {
-        let credit = CreditWriter::new(peer.keys, self.slots)?;
-        Ok((self, credit))
+    fn connect<T: TestTransport>(self, peer: Peer<'_, T>) -> Result<Self::Connected, Failure> {
+        let checked = CheckedSlots {
+            credit: CreditWriter::new(peer.test, peer.keys, self.slots)?,
+            qp_index: self.qp_index,
+            message: vec![0; peer.test.len()],
+            slots: self,
+        };
+        Ok((None, checked))
     }
 }
 
-/// Returns the messages per queue pair.
-///
-/// # Errors
-/// [`Failure::Interrupted`]; [`Failure::Test`] when data was wrong or the peer is lost.
-pub(crate) fn serve(test: &Test<'_>, test_end: &mut TestEnd<VerifiedSlots>) -> Result<Vec<u64>, Failure> {
-    let TestEnd { end, memory } = test_end;
-    let (mut slots, credits): (Vec<_>, Vec<_>) = std::mem::take(memory).into_iter().unzip();
-    let mut message = vec![0; test.len()];
-    credit::serve(test, credits, |credits| {
-        let mut arrived = false;
-        for done in end.cq.poll().map_err(refused)? {
-            if let (Err(failure), Some(test_qp)) = (
-                done.check(),
-                usize::try_from(done.tag()).ok().and_then(|tag| end.qps.get(tag)),
-            ) {
-                return Err(test_qp.failed(&failure));
+/// The slots of a connected queue pair.
+#[derive(Debug)]
+pub(crate) struct CheckedSlots {
+    slots: VerifiedSlots,
+    credit: CreditWriter,
+    qp_index: usize,
+    /// A copy of the message being checked.
+    message: Vec<u8>,
+}
+
+impl<T: TestTransport + Connected> Service<T> for CheckedSlots {
+    fn step(
+        &mut self,
+        test: &Test<'_>,
+        test_qp: &mut TestQp<T>,
+        _: Option<&Receiver>,
+        _: bool,
+    ) -> Result<bool, Failure> {
+        let CheckedSlots {
+            slots,
+            credit,
+            qp_index,
+            message,
+        } = self;
+        let mut has_arrived = false;
+        let there = u64::from_le(slots.notice.load_u64(0, Ordering::Acquire));
+        // A count beyond what the peer may have written is invalid; its test then fails by itself.
+        let there = there.min(credit.done() + u64::from(slots.slots));
+        while credit.done() < there {
+            has_arrived = true;
+            if let Some(wrong) = check_slot(test, slots, *qp_index, credit.done(), message)? {
+                return Err(Failure::test(format!("{}: {wrong}", test_qp.peer)));
             }
+            credit.set_done(credit.done() + 1);
+            credit.advertise(test_qp, false)?;
         }
-        let qps = end.qps.iter_mut().zip(&mut slots).zip(credits).enumerate();
-        for (index, ((test_qp, slots), credit)) in qps {
-            let there = u64::from_le(slots.notice.load_u64(0, Ordering::Acquire));
-            // A count beyond what the client may have written is invalid; the client's test then
-            // fails by itself.
-            let there = there.min(credit.done() + u64::from(slots.slots));
-            while credit.done() < there {
-                arrived = true;
-                if let Some(wrong) = check_slot(test, slots, index, credit.done(), &mut message)? {
-                    return Err(Failure::test(format!("{}: {wrong}", test_qp.peer)));
-                }
-                credit.set_done(credit.done() + 1);
-                credit.advertise(test_qp, false)?;
-            }
-            credit.advertise(test_qp, true)?;
-        }
-        Ok(arrived)
-    })
+        credit.advertise(test_qp, true)?;
+        Ok(has_arrived)
+    }
+
+    fn done(&self) -> Option<u64> {
+        Some(self.credit.done())
+    }
+
+    fn is_done(&self, sent: u64) -> bool {
+        self.credit.has_advertised(sent)
+    }
 }
 
 /// Checks one message and fills its slot with the inverse of the next one there.

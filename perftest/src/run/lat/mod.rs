@@ -4,6 +4,7 @@ pub(crate) mod pingpong;
 
 use doorbell_verbs::ReliableConnection;
 
+use super::bw::memory::BwMemory;
 use super::monitor::LoopMonitor;
 use super::test_end::{QpMemory, Test, TestEnd};
 use crate::engine::lat::{self, LatParams, Trips};
@@ -28,7 +29,7 @@ pub(crate) fn run(test: &Test<'_>, trips: &mut impl Trips, samples: &mut Samples
             .map_or(u64::MAX, |iterations| warmup.saturating_add(iterations)),
     };
     let mut count = 0;
-    lat::run(trips, &mut LoopMonitor::of_client(test), samples, params, &mut count)?;
+    lat::run(trips, &mut LoopMonitor::new(test), samples, params, &mut count)?;
     Ok(vec![count])
 }
 
@@ -37,17 +38,18 @@ pub(crate) fn run(test: &Test<'_>, trips: &mut impl Trips, samples: &mut Samples
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) fn one_sided<O>(
+pub(crate) fn one_sided<R, M>(
     test: &Test<'_>,
-    test_end: &mut TestEnd<O>,
+    test_end: &mut TestEnd<ReliableConnection, BwMemory<R, M>>,
     samples: &mut Samples<'_>,
 ) -> Result<Vec<u64>, Failure>
 where
-    O: QpMemory<Connected: Requester<ReliableConnection>>,
+    R: QpMemory<Connected: Requester<ReliableConnection>>,
+    M: QpMemory,
 {
     let TestEnd { end, memory } = test_end;
     match memory.first_mut() {
-        Some(requester) => run(test, &mut OneSided::new(end, requester, test.plan.events), samples),
-        None => Ok(Vec::new()),
+        Some((Some(requester), _)) => run(test, &mut OneSided::new(end, requester, test.plan.events), samples),
+        _ => Ok(Vec::new()),
     }
 }

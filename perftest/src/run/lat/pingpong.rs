@@ -3,17 +3,20 @@
 
 use std::marker::PhantomData;
 
-use doorbell_verbs::{Buffer, Local, Memory, PeerWrite, ProtectionDomain, ReliableConnection};
+use doorbell_verbs::{Buffer, Local, Memory, PeerWrite, ProtectionDomain};
 
 use super::super::bw::client::{ConnectOp, buffers, sinks};
+use super::super::bw::receive::header;
 use super::super::monitor::LoopMonitor;
-use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, RemoteAccess, Test, TestEnd};
+use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, Test, TestEnd};
 use crate::engine::gpu::{Chunking, GpuMessages, GpuPool};
 use crate::engine::lat::{Monitor, Trips};
 use crate::engine::message::{Payloads, Sinks};
 use crate::engine::pingpong::{BUFFERS, PingPong, PingPongMemory, PingPongParams, SendBuffers, Written};
 use crate::engine::receiver::Receiver;
 use crate::engine::requester::MessageOp;
+use crate::engine::setup::RemoteAccess;
+use crate::engine::transport::TestTransport;
 use crate::failure::{Failure, refused};
 use crate::plan::Verb;
 
@@ -57,7 +60,7 @@ impl<O: ConnectOp> QpMemory for UnconnectedMemory<O> {
                 inline: vec![0; len],
             },
             None => SendBuffers::Host {
-                free: buffers(test, pd, count)?,
+                free: buffers(test, pd, len, count)?,
                 inline: Vec::new(),
             },
         };
@@ -97,11 +100,11 @@ impl<O: ConnectOp> QpMemory for UnconnectedMemory<O> {
                 Written::Host(written) => Some(written.remote().to_bytes()),
                 Written::Gpu(_, written) => Some(written.remote().to_bytes()),
             },
-            counter: None,
+            ..AdvertisedMemory::default()
         }
     }
 
-    fn connect(mut self, peer: Peer<'_>) -> Result<PingPongMemory<O>, Failure> {
+    fn connect<T: TestTransport>(mut self, peer: Peer<'_, T>) -> Result<PingPongMemory<O>, Failure> {
         let test = peer.test;
         if let Some(receiver) = &mut self.receiver {
             receiver.post(peer.test_qp, None)?;
@@ -120,18 +123,19 @@ impl<O: ConnectOp> QpMemory for UnconnectedMemory<O> {
 fn payloads(test: &Test<'_>) -> [Payloads; 2] {
     let direction = |of_server| Payloads {
         stream: usize::from(of_server),
+        header: header(test),
         ..Payloads::new(test.plan.seed, 0)
     };
     [direction(test.is_server), direction(!test.is_server)]
 }
 
 /// The server: answers until the client has finished. Returns the messages received.
-pub(crate) fn serve<O: ConnectOp + MessageOp<ReliableConnection>>(
+pub(crate) fn serve<T: TestTransport, O: ConnectOp + MessageOp<T>>(
     test: &Test<'_>,
-    test_end: &mut TestEnd<UnconnectedMemory<O>>,
+    test_end: &mut TestEnd<T, UnconnectedMemory<O>>,
 ) -> Result<Vec<u64>, Failure> {
     let mut pingpong = pingpong(test, test_end)?;
-    let mut monitor = LoopMonitor::of_server(test);
+    let mut monitor = LoopMonitor::new(test);
     let mut index = 0;
     loop {
         while !pingpong.has_arrived(index)? {
@@ -158,10 +162,10 @@ pub(crate) fn serve<O: ConnectOp + MessageOp<ReliableConnection>>(
 }
 
 /// One end of the ping-pong, over the first queue pair.
-pub(crate) fn pingpong<'a, O: ConnectOp + MessageOp<ReliableConnection>>(
+pub(crate) fn pingpong<'a, T: TestTransport, O: ConnectOp + MessageOp<T>>(
     test: &Test<'_>,
-    test_end: &'a mut TestEnd<UnconnectedMemory<O>>,
-) -> Result<PingPong<'a, ReliableConnection, O>, Failure> {
+    test_end: &'a mut TestEnd<T, UnconnectedMemory<O>>,
+) -> Result<PingPong<'a, T, O>, Failure> {
     let TestEnd { end, memory } = test_end;
     match memory.first_mut() {
         Some(memory) => {

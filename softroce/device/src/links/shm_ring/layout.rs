@@ -26,7 +26,7 @@ use super::{LARGEST, REFERENCES, ring};
 use crate::mapping::SharedMapping;
 
 /// "DBRING" and the version of this layout.
-const MAGIC: u64 = u64::from_be_bytes(*b"DBRING\0\x03");
+const MAGIC: u64 = u64::from_be_bytes(*b"DBRING\0\x04");
 
 pub(super) const SLOT: usize = 256;
 pub(super) const CONTENT_OFFSET: usize = 16;

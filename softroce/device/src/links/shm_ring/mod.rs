@@ -48,6 +48,18 @@ pub(crate) const REFERENCES: usize = 32;
 /// The most payload bytes of a record.
 pub const LARGEST: usize = 256 << 10;
 
+/// The most bytes of payloads in flight, but for one record. The receiver handles records in order,
+/// and reads them by reference at the speed of its processor: with thousands of long ones ahead, on
+/// a busy machine, an acknowledgement came after all retransmissions.
+const IN_FLIGHT: u64 = 4 << 20;
+/// Shorter payloads are not counted: so many records have no more bytes than this leaves.
+const COUNTED: usize = 4096;
+
+/// The bytes of a payload that count against [`IN_FLIGHT`].
+fn counted(payload: usize) -> u64 {
+    if payload < COUNTED { 0 } else { payload as u64 }
+}
+
 /// The peer violated the ring's protocol: the ring can only be closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the other process corrupted the shm ring between us ({0}); the ring is closed")]

@@ -9,9 +9,9 @@ use super::body::{RecordBody, Source};
 use super::layout::{Field, Mapping};
 use super::mapped::{MappedSegments, UnfitSegment};
 use super::record::{Control, PayloadLocation, REFERENCE, RecordKind, Reference};
-use super::ring::{Consumer, slot};
+use super::ring::{CREDIT, Consumer, slot};
 use super::segment::SegmentId;
-use super::{CorruptRing, HEADER, REFERENCES};
+use super::{CorruptRing, HEADER, REFERENCES, counted};
 
 /// Capabilities of the receiver, published to the sender as bits of a word of the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -159,6 +159,7 @@ impl Receiver {
             Source::Ring(_) => control.location == PayloadLocation::Bulk,
             Source::Referred { bulk, .. } => bulk || control.location == PayloadLocation::RefsInBulk,
         };
+        let weight = if used_bulk { CREDIT } else { counted(control.payload) };
         let (after, taken) = take(Received {
             kind: control.kind,
             header: &header[..control.header],
@@ -173,8 +174,8 @@ impl Receiver {
             },
         });
         match after {
-            Disposition::Consumed => self.credit_wakeup_pending |= self.ring.consumed(&self.map, used_bulk),
-            Disposition::Retained => self.ring.retain_next(used_bulk),
+            Disposition::Consumed => self.credit_wakeup_pending |= self.ring.consumed(&self.map, weight),
+            Disposition::Retained => self.ring.retain_next(weight),
             Disposition::Deferred => {}
         }
         Ok(taken)

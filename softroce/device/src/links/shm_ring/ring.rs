@@ -136,6 +136,11 @@ impl Producer {
 /// Records per return of credits: more often the producer's CPU fetches the word again and again.
 const BATCH: u64 = 32;
 
+/// The weight of records at which credits are due: their bytes, if a producer counts them against
+/// [`IN_FLIGHT`](super::IN_FLIGHT). A record that used the bulk area weighs as much by itself. A
+/// producer that waits has several times as many bytes in flight, so that it is woken by them.
+pub(crate) const CREDIT: u64 = 1 << 20;
+
 #[derive(Debug, Default)]
 pub(crate) struct Consumer {
     next: u64,
@@ -144,8 +149,8 @@ pub(crate) struct Consumer {
     published: u64,
     /// The last head published with a fence, so that a waiting producer is woken.
     credited: u64,
-    /// A record consumed since then used the bulk area.
-    used_bulk: bool,
+    /// What the records consumed since then weigh: see [`CREDIT`].
+    weight: u64,
 }
 
 impl Consumer {
@@ -165,9 +170,9 @@ impl Consumer {
     }
 
     /// Consumes the next record. Whether the producer waits for credits and must be woken.
-    pub(crate) fn consumed(&mut self, words: &impl RingWords, used_bulk: bool) -> bool {
+    pub(crate) fn consumed(&mut self, words: &impl RingWords, weight: u64) -> bool {
         self.next += 1;
-        self.used_bulk |= used_bulk;
+        self.weight += weight;
         if self.retained > 0 {
             // In order: released behind the retained ones.
             self.retained += 1;
@@ -177,10 +182,10 @@ impl Consumer {
     }
 
     /// Retains the next record until it is [released](Self::release), with all behind it.
-    pub(crate) fn retain_next(&mut self, used_bulk: bool) {
+    pub(crate) fn retain_next(&mut self, weight: u64) {
         self.next += 1;
         self.retained += 1;
-        self.used_bulk |= used_bulk;
+        self.weight += weight;
     }
 
     /// Releases the oldest retained record. As [`consumed`](Self::consumed).
@@ -190,12 +195,12 @@ impl Consumer {
     }
 
     fn is_due(&self, words: &impl RingWords) -> bool {
-        self.used_bulk || self.done() - self.credited >= BATCH.min(words.slots())
+        self.weight >= CREDIT || self.done() - self.credited >= BATCH.min(words.slots())
     }
 
     /// No record is there, or the consumer sleeps: publishes the head without a fence. A producer
-    /// that read an older head does not wait for these credits: they are less than a batch of slots
-    /// and no bulk space, and it had more slots than that.
+    /// that read an older head does not wait for these credits: they are less than a batch of slots,
+    /// weigh less than [`CREDIT`], and it had more of both.
     pub(crate) fn publish_head(&mut self, words: &impl RingWords) {
         if self.published != self.done() {
             self.published = self.done();
@@ -207,7 +212,9 @@ impl Consumer {
     fn return_credits(&mut self, words: &impl RingWords) -> bool {
         self.published = self.done();
         self.credited = self.published;
-        self.used_bulk = self.used_bulk && self.retained > 0;
+        if self.retained == 0 {
+            self.weight = 0;
+        }
         words.head().store(self.published, Ordering::Release);
         // With the fence in `Producer::request_credit_wakeup`.
         fence(Ordering::SeqCst);

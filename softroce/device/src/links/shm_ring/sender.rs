@@ -10,7 +10,7 @@ use super::receiver::Capabilities;
 use super::record::{Control, Payload, PayloadLocation, REFERENCE, Record, Reference};
 use super::ring::{Producer, slot};
 use super::segment::SegmentId;
-use super::{CorruptRing, HEADER, LARGEST, REFERENCES};
+use super::{CorruptRing, HEADER, IN_FLIGHT, LARGEST, REFERENCES, counted};
 
 /// There is no space for another record: see [`Sender::has_space`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -34,6 +34,9 @@ pub struct Sender {
     bulk: Bulk,
     /// The record in each slot, as sent; kept where the peer cannot write.
     sent: Box<[Sent]>,
+    /// Bytes of payloads that are [`counted`]: of all records, and of those consumed.
+    bytes_sent: u64,
+    bytes_freed: u64,
     /// The position behind the last record that refers to memory.
     referred: u64,
     /// Announced to the receiver and not withdrawn, each with its index: it maps them in order.
@@ -44,6 +47,7 @@ pub struct Sender {
 #[derive(Clone, Debug, Default)]
 struct Sent {
     bulk_end: u64,
+    bytes_end: u64,
     refers: bool,
     qpn: u32,
     keys: Vec<u32>,
@@ -138,6 +142,8 @@ impl Sender {
                 freed: 0,
             },
             sent: vec![Sent::default(); geometry.slots].into_boxed_slice(),
+            bytes_sent: 0,
+            bytes_freed: 0,
             referred: 0,
             announced: Vec::new(),
             announcements: 0,
@@ -145,7 +151,8 @@ impl Sender {
         Ok((sender, fd))
     }
 
-    /// Whether there is space for any record: a slot, and the largest possible bulk space.
+    /// Whether there is space for any record: a slot, the largest possible bulk space, and less than
+    /// [`IN_FLIGHT`] bytes on the way.
     ///
     /// # Errors
     /// When the receiver's head is impossible.
@@ -168,7 +175,7 @@ impl Sender {
     }
 
     fn has_known_space(&self) -> bool {
-        self.ring.has_slot(&self.map) && self.bulk.has_known_space()
+        self.ring.has_slot(&self.map) && self.bulk.has_known_space() && self.bytes_sent - self.bytes_freed < IN_FLIGHT
     }
 
     fn refresh(&mut self) -> Result<(), CorruptRing> {
@@ -178,12 +185,14 @@ impl Sender {
         Ok(())
     }
 
-    /// Frees the bulk space consumed since the receiver was at `before`.
+    /// Frees the space consumed since the receiver was at `before`.
     fn free(&mut self, before: u64) {
         if self.ring.head() != before {
             // This slot has become free just now, so that nothing was written to it since.
             let last = slot(&self.map, self.ring.head() - 1);
-            self.bulk.freed = self.bulk.freed.max(self.sent[last as usize].bulk_end);
+            let sent = &self.sent[last as usize];
+            self.bulk.freed = self.bulk.freed.max(sent.bulk_end);
+            self.bytes_freed = sent.bytes_end;
         }
     }
 
@@ -251,7 +260,8 @@ impl Sender {
             self.referred = self.ring.tail() + 1;
         }
         self.bulk.commit();
-        sent.bulk_end = self.bulk.sent;
+        self.bytes_sent += counted(control.payload);
+        (sent.bulk_end, sent.bytes_end) = (self.bulk.sent, self.bytes_sent);
         self.ring.publish(&self.map);
         Ok(())
     }
@@ -274,7 +284,7 @@ impl Sender {
         line[..record.header.len()].copy_from_slice(record.header);
         self.bulk.discard();
         let sent = &mut self.sent[slot as usize];
-        (sent.refers, sent.bulk_end) = (false, self.bulk.sent);
+        (sent.refers, sent.bulk_end, sent.bytes_end) = (false, self.bulk.sent, self.bytes_sent);
         // SAFETY: a slot's content has more bytes; the slot is ours until it is published.
         unsafe {
             self.map

@@ -290,6 +290,41 @@ fn a_full_ring_refuses_until_credits_return() {
     assert!(take(&mut receiver).is_some());
 }
 
+/// Long payloads by reference take neither bulk space nor many slots.
+#[test]
+fn long_payloads_in_flight_are_limited_and_their_credits_wake_a_sender_that_waits() {
+    let (mut sender, mut receiver) = ring();
+    let mut memory = Shared::new(64 << 10);
+    memory.fill(3);
+    sender.announce(SegmentId(1));
+    receiver
+        .add_segment(SegmentId(1), memory.file.try_clone().unwrap().into())
+        .unwrap();
+    let references = [Reference::Segment {
+        id: SegmentId(1),
+        offset: 0,
+        len: 64 << 10,
+    }];
+    let record = packet(b"h", Payload::Referred(&references));
+    for round in 1..=3 {
+        let mut pushed = 0;
+        while sender.has_space().unwrap() {
+            sender.push(&record, REFERRER).unwrap();
+            pushed += 1;
+        }
+        assert_eq!(pushed, IN_FLIGHT >> 16, "in round {round}");
+        assert_eq!(sender.request_credit_wakeup(), Ok(false));
+        let mut woken_after = None;
+        for taken in 1..=pushed {
+            assert_eq!(take(&mut receiver).unwrap().2.unwrap().len(), 64 << 10);
+            if receiver.credit_wakeup_pending() {
+                woken_after.get_or_insert(taken);
+            }
+        }
+        assert_eq!(woken_after, Some(ring::CREDIT >> 16), "not for each record");
+    }
+}
+
 #[test]
 fn every_slot_can_be_filled() {
     let (mut sender, mut receiver) = ring();

@@ -51,11 +51,11 @@ impl ModelRing {
     }
 
     /// Whether the producer must be woken for credits.
-    pub(crate) fn consume(&self, consumer: &mut Consumer, value: u64, used_bulk: bool) -> bool {
+    pub(crate) fn consume(&self, consumer: &mut Consumer, value: u64, weight: u64) -> bool {
         // SAFETY: what is to be proved.
         let found = self.content[slot(self, consumer.next()) as usize].with(|content| unsafe { *content });
         assert_eq!(found, value);
-        let wakes = consumer.consumed(self, used_bulk);
+        let wakes = consumer.consumed(self, weight);
         if wakes {
             self.events[1].set();
         }
@@ -116,7 +116,7 @@ fn records_arrive_whole_and_in_order_and_none_is_slept_through() {
                     consumer.awake(&*ring);
                 }
             }
-            ring.consume(&mut consumer, value, false);
+            ring.consume(&mut consumer, value, 0);
         }
         sending.join().unwrap();
     });
@@ -150,7 +150,7 @@ fn a_slot_is_reused_when_released_and_credits_are_not_slept_through() {
                 consumer.publish_head(&*ring);
                 thread::yield_now();
             }
-            ring.consume(&mut consumer, value, false);
+            ring.consume(&mut consumer, value, 0);
         }
         sending.join().unwrap();
     });
@@ -178,7 +178,7 @@ fn bulk_credits_are_returned_at_once() {
         };
         let mut consumer = Consumer::default();
         assert!(consumer.ready(&*ring));
-        ring.consume(&mut consumer, 1, true);
+        ring.consume(&mut consumer, 1, CREDIT);
         consumer.publish_head(&*ring);
         sending.join().unwrap();
     });
@@ -204,7 +204,7 @@ fn an_idle_consumer_publishes_its_head() {
         };
         let mut consumer = Consumer::default();
         assert!(consumer.ready(&*ring));
-        ring.consume(&mut consumer, 1, false);
+        ring.consume(&mut consumer, 1, 0);
         consumer.publish_head(&*ring);
         sending.join().unwrap();
     });

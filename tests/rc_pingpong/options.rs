@@ -2,13 +2,13 @@
 
 use std::str::FromStr;
 
-use doorbell_verbs::Mtu;
+use doorbell::Mtu;
 
 use crate::Result;
 
 pub(crate) const USAGE: &str = "\
-usage: 01_rc_pingpong [-d DEVICE] [-g INDEX] [-p PORT] [-s BYTES] [-m MTU] [-n TIMES] [SERVER]
-  -d DEVICE   soft0, or a device of the system's such as mlx5_0 or rxe0; without it both ends run here
+usage: rc_pingpong [-d DEVICE] [-g INDEX] [-p PORT] [-s BYTES] [-m MTU] [-n TIMES] [SERVER]
+  -d DEVICE   soft0 (default), or a device of the system's such as mlx5_0 or rxe0
   -g INDEX    index of the GID to use (default: the RoCEv2 IPv4 one if there is one)
   -p PORT     TCP port of the server (default 18515)
   -s BYTES    length of the message (default 4096)
@@ -16,9 +16,8 @@ usage: 01_rc_pingpong [-d DEVICE] [-g INDEX] [-p PORT] [-s BYTES] [-m MTU] [-n T
   -n TIMES    how often it goes back and forth (default 1000)
   SERVER      name or address of the server; without it this is the server";
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Options {
-    /// Empty: both ends here.
     pub(crate) device: String,
     pub(crate) gid_index: Option<u8>,
     pub(crate) port: u16,
@@ -32,7 +31,7 @@ pub(crate) struct Options {
 impl Options {
     pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Result<Self> {
         let mut options = Self {
-            device: String::new(),
+            device: "soft0".to_owned(),
             gid_index: None,
             port: 18515,
             size: 4096,
@@ -58,9 +57,6 @@ impl Options {
         }
         if options.size == 0 || options.times == 0 {
             return Err("-s and -n take at least 1".into());
-        }
-        if options.device.is_empty() && options.server.is_some() {
-            return Err("a client needs a device: -d soft0, for one".into());
         }
         Ok(options)
     }

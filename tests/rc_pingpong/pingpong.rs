@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::Instant;
 
-use doorbell_verbs::{Buffer, CompletionQueue, Context, Local, PreparedQueuePair, QueueKind, QueuePair, Success};
+use doorbell::{Buffer, CompletionQueue, Context, Local, PreparedQueuePair, QueueKind, QueuePair, Success};
 
 use crate::Result;
 use crate::options::Options;

@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::net::{Ipv6Addr, TcpListener, TcpStream};
 
-use doorbell_verbs::{Endpoint, Gid, Lid, Mtu, Psn, Qpn, QueuePair};
+use doorbell::{Endpoint, Gid, Lid, Mtu, Psn, Qpn, QueuePair};
 
 use crate::Result;
 
@@ -16,15 +16,11 @@ const DONE: [u8; 5] = *b"done\0";
 pub(crate) struct Rendezvous(TcpListener);
 
 impl Rendezvous {
-    /// Listens on `port`, or on any free port for 0, in IPv6 and IPv4.
+    /// Listens on `port`, in IPv6 and IPv4.
     pub(crate) fn listen(port: u16) -> Result<Self> {
         let listener =
             TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)));
         Ok(Self(listener.map_err(|error| format!("TCP port {port}: {error}"))?))
-    }
-
-    pub(crate) fn port(&self) -> Result<u16> {
-        Ok(self.0.local_addr()?.port())
     }
 
     pub(crate) fn accept(

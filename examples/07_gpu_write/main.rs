@@ -11,13 +11,13 @@
 #![forbid(unsafe_code)]
 
 use std::process::{Command, ExitCode};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use doorbell_cuda::{Driver, HostMemory, Memory, Stream};
+use doorbell::exchange::{Exchange, Listener};
+use doorbell::gpudirect::cuda::{Driver, HostMemory, Memory, Stream};
+use doorbell::gpudirect::{Arrivals, GpuMemory, Scope, register};
+use doorbell::{Context, Local, PeerWrite, Remote, WriteAccess};
 use doorbell_examples::{Error, report};
-use doorbell_gpudirect::{Arrivals, GpuMemory, Scope, register};
-use doorbell_verbs::exchange::{Exchange, Listener};
-use doorbell_verbs::{CompletionQueue, Context, Local, PeerWrite, QueueKind, Remote, WriteAccess};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const BYTES: usize = 3 << 20;
@@ -89,7 +89,8 @@ fn read(device: &Context, gpu: &str, listener: &Listener) -> Result<(), Error> {
 
     let mut exchange = listener.accept(TIMEOUT)?;
     let (_qp, _) = exchange.pair(qp, &inbox.remote().to_bytes())?;
-    wait(&mut cq, QueueKind::Receive)?;
+    let arrived = cq.busy_poll(TIMEOUT)?.next().ok_or("nothing has arrived")?;
+    arrived.check()?;
 
     // From here on work in the stream sees the written data.
     arrivals.publish(.., &stream)?;
@@ -118,7 +119,7 @@ fn connect(device: &str, gpu: &str, to: &str) -> Result<(), Error> {
 
     let mut exchange = Exchange::connect(to, TIMEOUT)?;
     let (mut qp, peer_data) = exchange.pair(qp, b"")?;
-    let inbox: Remote<WriteAccess> = Remote::from_bytes(peer_data.as_slice().try_into()?)?;
+    let inbox: Remote<WriteAccess> = Remote::from_bytes(&peer_data)?;
 
     // Stands for a kernel's result: a copy into the memory, which must complete before it is sent.
     let host = HostMemory::alloc(stream.context(), BYTES)?;
@@ -128,20 +129,8 @@ fn connect(device: &str, gpu: &str, to: &str) -> Result<(), Error> {
     qp.post(|batch| {
         batch.write(buffer, inbox).imm(0).signaled();
     })?;
-    wait(&mut cq, QueueKind::Send)?;
+    let written = cq.busy_poll(TIMEOUT)?.next().ok_or("the write is not complete")?;
+    written.check()?;
     // Not earlier: a destroyed queue pair acknowledges nothing.
     Ok(exchange.finish()?)
-}
-
-fn wait(cq: &mut CompletionQueue, queue: QueueKind) -> Result<(), Error> {
-    let deadline = Instant::now() + TIMEOUT;
-    while Instant::now() < deadline {
-        for done in cq.poll()? {
-            done.result()?;
-            if done.queue() == queue {
-                return Ok(());
-            }
-        }
-    }
-    Err(format!("nothing completed in {TIMEOUT:?}").into())
 }

@@ -1,0 +1,185 @@
+//! Operations that tasks await.
+
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::Poll;
+use std::time::Duration;
+
+use doorbell::exchange::{Exchange, Listener};
+use doorbell::{CompletionStatus, Local, PeerAll, ProtectionDomain, Remote, Success};
+use doorbell_test::Context;
+use doorbell_tokio::{AsyncQueuePair, OperationError};
+
+use crate::{LIMIT, Result, run};
+
+type End = (AsyncQueuePair, Vec<u8>);
+
+/// Two connected ends, and the data of each other's.
+async fn pair(left: &ProtectionDomain, right: &ProtectionDomain, data: [&[u8]; 2]) -> Result<(End, End)> {
+    let listener = Listener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr();
+    let accepted = tokio::task::spawn_blocking(move || listener.accept(LIMIT));
+    let connected = tokio::task::spawn_blocking(move || Exchange::connect(address, LIMIT));
+    let (accepted, connected) = (accepted.await??, connected.await??);
+    let (left, right) = (left.clone(), right.clone());
+    let left = AsyncQueuePair::connect(accepted, left, |qp| qp.max_inline_data(64), data[0]);
+    let right = AsyncQueuePair::connect(
+        connected,
+        right,
+        |qp| qp.allow_remote_read().allow_remote_write().allow_remote_atomic(),
+        data[1],
+    );
+    let (left, right) = tokio::join!(left, right);
+    Ok((left?, right?))
+}
+
+#[doorbell_test::test(drop = 0.01, seed = 3)]
+fn each_operation_gives_its_buffer_back(a: Context, b: Context) -> Result {
+    run(async {
+        let (pd, there) = (a.protection_domain()?, b.protection_domain()?);
+        let memory = there.register(vec![1; 64], PeerAll)?;
+        let key = memory.remote().to_bytes();
+        let ((left, data), (right, _)) = pair(&pd, &there, [b"", &key]).await?;
+        let remote = Remote::<doorbell::AllAccess>::from_bytes(&data)?;
+
+        let block = left.write(pd.register(vec![2; 64], Local)?, remote).await?;
+        assert_eq!(block[..], [2; 64]);
+        let word = pd.register(vec![0; 8], Local)?.into_word().map_err(|_| "no word")?;
+        let at = remote.word(8).ok_or("no word")?;
+        let word = left.fetch_add(word, at, 5).await?;
+        assert_eq!(word.get(), u64::from_ne_bytes([2; 8]));
+        let sum = word.get() + 5;
+        let word = left.compare_swap(word, at, sum, 9).await?;
+        assert_eq!(word.get(), sum);
+        let block = left.read(block, remote).await?;
+        assert_eq!((block[7], &block[8..16]), (2, &9_u64.to_ne_bytes()[..]));
+
+        let first = right.receive(there.register(vec![0; 64], Local)?);
+        let second = right.receive(there.register(vec![0; 64], Local)?);
+        let third = right.receive(there.register(vec![0; 64], Local)?);
+        let sends = (left.send_inline(b"hello"), left.send(block));
+        let write = left.write_imm(pd.register(vec![3; 8], Local)?, remote, 77);
+        // Awaited in another order than posted.
+        let (success, _) = third.await?;
+        assert_eq!(success, Success::ReceiveWrite { len: 8, imm: 77 });
+        let (success, message) = first.await?;
+        assert_eq!(success, Success::Receive { len: 5, imm: None });
+        assert_eq!(&message[..5], b"hello");
+        assert_eq!(second.await?.1[..8], [2; 8]);
+        sends.0.await?;
+        assert_eq!(sends.1.await?.len(), 64);
+        write.await?;
+        Ok(())
+    })
+}
+
+#[doorbell_test::test]
+fn many_tasks_use_one_queue_pair(a: Context, b: Context) -> Result {
+    run(async {
+        let (pd, there) = (a.protection_domain()?, b.protection_domain()?);
+        let memory = there.register(vec![0; 8], PeerAll)?;
+        let ((left, data), _right) = pair(&pd, &there, [b"", &memory.remote().to_bytes()]).await?;
+        let at = Remote::<doorbell::AllAccess>::from_bytes(&data)?
+            .word(0)
+            .ok_or("no word")?;
+        let mut tasks = Vec::new();
+        for _ in 0..20 {
+            let (left, pd) = (left.clone(), pd.clone());
+            tasks.push(tokio::spawn(async move {
+                let mut word = pd.register(vec![0; 8], Local)?.into_word().map_err(|_| "no word")?;
+                for _ in 0..50 {
+                    word = left.fetch_add(word, at, 1).await?;
+                }
+                Result::Ok(())
+            }));
+        }
+        for task in tasks {
+            task.await??;
+        }
+        let mut sum = [0; 8];
+        memory.read_at(0, &mut sum);
+        assert_eq!(u64::from_ne_bytes(sum), 1000);
+        Ok(())
+    })
+}
+
+/// 300 of them, after 0 to 6 polls: their buffers are free when what was posted later is complete.
+#[doorbell_test::test(drop = 0.02, seed = 5)]
+fn operations_dropped_at_any_point_free_their_buffers_in_the_end(a: Context, b: Context) -> Result {
+    run(async {
+        let (pd, there) = (a.protection_domain()?, b.protection_domain()?);
+        let memory = there.register(vec![0; 4096], PeerAll)?;
+        let ((left, data), (right, _)) = pair(&pd, &there, [b"", &memory.remote().to_bytes()]).await?;
+        let remote = Remote::<doorbell::AllAccess>::from_bytes(&data)?;
+        let whole = pd.register(vec![0; 101 * 4096], Local)?;
+        let mut buffers: Vec<_> = whole.chunks(4096).collect();
+        for times in 0..100 {
+            let buffer = buffers.pop().ok_or("no buffer")?;
+            let receive = right.receive(there.register(vec![0; 64], Local)?);
+            poll_some(pin!(left.write(buffer, remote)), times % 7).await;
+            poll_some(pin!(receive), times % 5).await;
+            // The message of the receive, dropped unpolled.
+            drop(left.send_inline(&[0; 8]));
+        }
+        let first = pd.register(vec![0; 4096], Local)?;
+        left.write(first, remote).await?;
+        // The region's last buffer is the one that was kept.
+        let kept = buffers.pop().ok_or("no buffer")?;
+        kept.into_memory().map_err(|_| "a buffer is still lent")?;
+        Ok(())
+    })
+}
+
+async fn poll_some<F: Future>(mut future: Pin<&mut F>, times: u32) {
+    for _ in 0..times {
+        if poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_ready())).await {
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+#[doorbell_test::test]
+fn failures_give_the_buffers_back(a: Context, b: Context) -> Result {
+    run(async {
+        let (pd, there) = (a.protection_domain()?, b.protection_domain()?);
+        let memory = there.register(vec![0; 64], PeerAll)?;
+        let ((left, data), right) = pair(&pd, &there, [b"", &memory.remote().to_bytes()]).await?;
+        let remote = Remote::<doorbell::AllAccess>::from_bytes(&data)?;
+
+        // A full queue: the 129th is refused.
+        let receives: Vec<_> = (0..128)
+            .map(|_| Ok(left.receive(pd.register(vec![0; 8], Local)?)))
+            .collect::<Result<_>>()?;
+        let refused = left.receive(pd.register(vec![0; 8], Local)?).await;
+        assert!(matches!(refused, Err(OperationError::Rejected(_))), "{refused:?}");
+
+        drop(memory);
+        match left.write(pd.register(vec![0; 64], Local)?, remote).await {
+            Err(OperationError::Failed { error, mut buffers }) => {
+                assert_eq!(error.status, CompletionStatus::RemoteAccess);
+                assert_eq!(buffers.take::<Local>().map(|buffer| buffer.len()), Some(64));
+            }
+            other => panic!("{other:?}"),
+        }
+        // A task that waits for a message learns that the queue pair has failed.
+        let flushed = receives.into_iter().next().ok_or("none")?.await;
+        assert!(matches!(flushed, Err(OperationError::Failed { .. })), "{flushed:?}");
+        drop(right);
+        Ok(())
+    })
+}
+
+#[doorbell_test::test]
+fn a_receive_ends_when_the_peer_is_gone(a: Context, b: Context) -> Result {
+    run(async {
+        let pd = a.protection_domain()?;
+        let ((left, _), right) = pair(&pd, &b.protection_domain()?, [b"", b""]).await?;
+        let receive = tokio::spawn(left.receive(pd.register(vec![0; 8], Local)?));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        drop(right);
+        let gone = receive.await?;
+        assert!(matches!(gone, Err(OperationError::PeerGone(_))), "{gone:?}");
+        Ok(())
+    })
+}

@@ -1,0 +1,216 @@
+//! Connecting streams: queue pairs are made here, and their endpoints exchanged over TCP.
+
+use std::future::poll_fn;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use doorbell_verbs::exchange::{Exchange, ExchangeError};
+use doorbell_verbs::{EventError, MemoryError, PostError, ProtectionDomain, QueuePairError, TokioChannel};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{JoinError, JoinSet, spawn_blocking};
+
+use crate::config::{ConfigError, Sizes, StreamConfig};
+use crate::link::{self, Link, Memory};
+use crate::sleep::{Bed, Sleepers};
+use crate::stream::RdmaStream;
+
+/// Clients that are being connected at once; others wait in the listener's backlog.
+const HANDSHAKES: usize = 64;
+
+/// A stream could not be connected.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// A setting is out of range.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The endpoints could not be exchanged.
+    #[error(transparent)]
+    Exchange(#[from] ExchangeError),
+    /// The peer's program is none that uses streams of this version.
+    #[error("{peer} exchanges endpoints, but not for a stream of this version")]
+    NoStream {
+        /// The peer's address.
+        peer: SocketAddr,
+    },
+    /// The memory could not be registered.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The queue pair could not be made.
+    #[error(transparent)]
+    QueuePair(#[from] QueuePairError),
+    /// The completion channel could not be made.
+    #[error(transparent)]
+    Channel(#[from] EventError),
+    /// Receives could not be posted.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// The device has no completion queue of the length that the settings need.
+    #[error(transparent)]
+    Device(#[from] doorbell_verbs::DeviceError),
+    /// The completion queue could not be made.
+    #[error(transparent)]
+    Queue(#[from] doorbell_verbs::CompletionQueueError),
+    /// The system refuses a socket.
+    #[error("{what}: {error}")]
+    Socket {
+        /// What was to be done.
+        what: String,
+        /// The system's error.
+        #[source]
+        error: io::Error,
+    },
+}
+
+/// Waits for [`RdmaStream::connect`].
+#[derive(Debug)]
+pub struct RdmaListener {
+    listener: TcpListener,
+    address: SocketAddr,
+    pd: ProtectionDomain,
+    config: StreamConfig,
+    handshakes: JoinSet<Result<RdmaStream, ConnectError>>,
+}
+
+impl RdmaListener {
+    /// Listens on `address`; port 0 is any free port. Streams are made in `pd`.
+    ///
+    /// # Errors
+    /// When the address is in use, or not of this host, or a setting is out of range.
+    pub async fn bind(
+        address: impl tokio::net::ToSocketAddrs + std::fmt::Debug,
+        pd: ProtectionDomain,
+        config: StreamConfig,
+    ) -> Result<Self, ConnectError> {
+        config.check()?;
+        let failed = |error| ConnectError::Socket {
+            what: format!("listening on {address:?}"),
+            error,
+        };
+        let listener = TcpListener::bind(&address).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        Ok(Self {
+            listener,
+            address,
+            pd,
+            config,
+            handshakes: JoinSet::new(),
+        })
+    }
+
+    /// The address it listens on.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The next client that is connected. Clients connect side by side, up to 64 of them: one that
+    /// says nothing delays none. Cancel-safe: a client whose connecting had begun comes next time.
+    ///
+    /// # Errors
+    /// Of one client, after which others may be accepted; or of the listening socket.
+    pub async fn accept(&mut self) -> Result<RdmaStream, ConnectError> {
+        poll_fn(|cx| self.poll_accept(cx)).await
+    }
+
+    /// As [`accept`](Self::accept), for a future or stream written by hand.
+    ///
+    /// # Errors
+    /// As of [`accept`](Self::accept).
+    pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Result<RdmaStream, ConnectError>> {
+        while self.handshakes.len() < HANDSHAKES {
+            match self.listener.poll_accept(cx) {
+                Poll::Pending => break,
+                Poll::Ready(Ok((tcp, _))) => self.begin(tcp)?,
+                Poll::Ready(Err(error)) => {
+                    return Poll::Ready(Err(ConnectError::Socket {
+                        what: format!("accepting on {}", self.address),
+                        error,
+                    }));
+                }
+            }
+        }
+        match self.handshakes.poll_join_next(cx) {
+            Poll::Ready(Some(connected)) => Poll::Ready(joined(connected)?),
+            // None: the listener wakes the task.
+            Poll::Ready(None) | Poll::Pending => Poll::Pending,
+        }
+    }
+
+    fn begin(&mut self, tcp: TcpStream) -> Result<(), ConnectError> {
+        let tcp = tcp.into_std().map_err(socket)?;
+        let (pd, config) = (self.pd.clone(), self.config.clone());
+        self.handshakes.spawn(async move {
+            let timeout = config.timeout;
+            open(pd, config, move || Exchange::over(tcp, timeout)).await
+        });
+        Ok(())
+    }
+}
+
+pub(crate) async fn connect(
+    to: impl ToSocketAddrs + std::fmt::Debug + Send + 'static,
+    pd: ProtectionDomain,
+    config: StreamConfig,
+) -> Result<RdmaStream, ConnectError> {
+    let timeout = config.timeout;
+    open(pd, config, move || Exchange::connect(to, timeout)).await
+}
+
+/// Makes a queue pair with its receives posted, and connects it over `exchange`, which blocks.
+async fn open(
+    pd: ProtectionDomain,
+    config: StreamConfig,
+    exchange: impl FnOnce() -> Result<Exchange, ExchangeError> + Send + 'static,
+) -> Result<RdmaStream, ConnectError> {
+    let own = config.check()?;
+    let channel = TokioChannel::new(pd.context().completion_channel()?).map_err(socket)?;
+    let depth = link::send_depth(own);
+    let entries = depth + u32::from(own.chunks);
+    let cq = pd.context().completion_queue_on(channel.channel(), entries)?;
+    let mut prepared = pd
+        .queue_pair(&cq)
+        .max_send_wr(depth)
+        .max_recv_wr(own.chunks.into())
+        .max_inline_data(link::INLINE)
+        .rc()?;
+    let memory = Memory::register(&pd, own)?;
+    for buffer in memory.receiving {
+        prepared.receive(buffer)?;
+    }
+
+    let exchanged = spawn_blocking(move || {
+        let mut exchange = exchange()?;
+        let (qp, theirs) = exchange.pair(prepared, &own.to_bytes())?;
+        let peer = exchange.peer_addr();
+        let theirs = Sizes::from_bytes(&theirs).ok_or(ConnectError::NoStream { peer })?;
+        Ok::<_, ConnectError>((qp, theirs, exchange.into_stream(), peer))
+    });
+    let (qp, theirs, tcp, peer) = joined(exchanged.await)??;
+    let tcp = tcp_of(tcp)?;
+    let sleepers = Arc::new(Sleepers::default());
+    let link = Link::new((cq, qp), memory.sending, (own, theirs), &sleepers);
+    Ok(RdmaStream::new(link, Bed::new(channel, tcp, sleepers), peer, &config))
+}
+
+/// The TCP connection of an exchange, for tasks.
+pub(crate) fn tcp_of(tcp: std::net::TcpStream) -> Result<TcpStream, ConnectError> {
+    tcp.set_nonblocking(true).map_err(socket)?;
+    TcpStream::from_std(tcp).map_err(socket)
+}
+
+pub(crate) fn joined<T>(result: Result<T, JoinError>) -> Result<T, ConnectError> {
+    result.map_err(|error| match error.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(error) => socket(io::Error::other(error)),
+    })
+}
+
+pub(crate) fn socket(error: io::Error) -> ConnectError {
+    ConnectError::Socket {
+        what: "the connection's descriptors".to_owned(),
+        error,
+    }
+}

@@ -1,0 +1,129 @@
+//! How tasks sleep until a connection has something for them.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker, ready};
+
+use doorbell_verbs::{CompletionQueue, EventError, Notify, TokioChannel};
+use tokio::net::TcpStream;
+
+/// Tasks that sleep for the same connection, all woken at once: a descriptor keeps one waker.
+#[derive(Debug, Default)]
+pub(crate) struct Sleepers {
+    wakers: Mutex<Vec<Waker>>,
+}
+
+impl Sleepers {
+    fn sleep(&self, waker: &Waker) {
+        let mut wakers = self.lock();
+        if !wakers.iter().any(|known| known.will_wake(waker)) {
+            wakers.push(waker.clone());
+        }
+    }
+
+    pub(crate) fn wake_all(&self) {
+        let wakers = std::mem::take(&mut *self.lock());
+        for waker in wakers {
+            waker.wake();
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Waker>> {
+        // A waker's clone that panics leaves the list as it was.
+        self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Wake for Sleepers {
+    fn wake(self: Arc<Self>) {
+        self.wake_all();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.wake_all();
+    }
+}
+
+/// The descriptors of a connection: of its completion queue, and of the TCP connection by which it
+/// was made, whose end says that the peer is gone.
+#[derive(Debug)]
+pub(crate) struct Bed {
+    channel: TokioChannel,
+    tcp: TcpStream,
+    sleepers: Arc<Sleepers>,
+    /// Of `sleepers`, for the descriptors.
+    all: Waker,
+    /// An event comes as soon as there is a completion.
+    armed: bool,
+}
+
+/// What ends a sleep.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// There may be completions.
+    Completions,
+    /// The peer has said so over TCP.
+    Byte(u8),
+    /// It has closed the TCP connection, or its host is gone.
+    PeerGone(io::Error),
+    /// The device is gone.
+    Device(EventError),
+}
+
+impl Bed {
+    pub(crate) fn new(channel: TokioChannel, tcp: TcpStream, sleepers: Arc<Sleepers>) -> Self {
+        Self {
+            channel,
+            tcp,
+            all: Waker::from(Arc::clone(&sleepers)),
+            sleepers,
+            armed: false,
+        }
+    }
+
+    pub(crate) fn sleepers(&self) -> &Sleepers {
+        &self.sleepers
+    }
+
+    /// Sleeps until there is an event. `cq` has just been polled, and was empty; when this arms it,
+    /// it must be polled again: the event is [`Completions`](Event::Completions) at once.
+    pub(crate) fn poll(&mut self, cq: &mut CompletionQueue, cx: &mut Context<'_>) -> Poll<Event> {
+        self.sleepers.sleep(cx.waker());
+        if !self.armed {
+            self.armed = true;
+            return Poll::Ready(match cq.arm(Notify::Any) {
+                // What came before raises no event.
+                Ok(()) => Event::Completions,
+                Err(error) => Event::Device(error),
+            });
+        }
+        let mut all = Context::from_waker(&self.all);
+        if let Poll::Ready(events) = self.channel.poll_events(&mut all) {
+            self.armed = false;
+            return Poll::Ready(events.map_or_else(Event::Device, |()| Event::Completions));
+        }
+        self.poll_tcp()
+    }
+
+    fn poll_tcp(&self) -> Poll<Event> {
+        let mut all = Context::from_waker(&self.all);
+        loop {
+            if let Err(error) = ready!(self.tcp.poll_read_ready(&mut all)) {
+                return Poll::Ready(Event::PeerGone(error));
+            }
+            let mut byte = [0];
+            return Poll::Ready(match self.tcp.try_read(&mut byte) {
+                Ok(0) => Event::PeerGone(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => Event::Byte(byte[0]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(error) => Event::PeerGone(error),
+            });
+        }
+    }
+
+    /// Says `byte` to the peer. The connection carries few, so that one always fits; a peer that is
+    /// gone needs none.
+    pub(crate) fn say(&self, byte: u8) {
+        let _ = self.tcp.try_write(&[byte]);
+    }
+}

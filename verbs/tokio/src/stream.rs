@@ -1,0 +1,280 @@
+//! A byte stream: the traits of tokio over a [`Link`].
+
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use doorbell_verbs::ProtectionDomain;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::chunk::SendChunk;
+use crate::config::StreamConfig;
+use crate::connect::{self, ConnectError};
+use crate::link::Link;
+use crate::sleep::{Bed, Event};
+
+/// Said over TCP when all of the peer's bytes are here: its acknowledgements may be lost once the
+/// queue pair is destroyed.
+const DONE: u8 = 2;
+
+/// A byte stream over a reliable connection, as a `TcpStream` is over TCP.
+///
+/// Dropping it sends what was written and the end of the bytes in the background, for
+/// [`StreamConfig::linger`] at most; [`shutdown`](tokio::io::AsyncWriteExt::shutdown) waits until
+/// the peer has them. A peer that is gone ends both directions with `ConnectionReset`, after the
+/// bytes that came before.
+#[derive(Debug)]
+pub struct RdmaStream {
+    /// Present until it is dropped.
+    inner: Option<Box<Inner>>,
+    linger: Duration,
+}
+
+pub(crate) struct Inner {
+    link: Link,
+    bed: Bed,
+    peer: SocketAddr,
+    /// Turns of the runtime since something happened.
+    idle: u32,
+    spins: u32,
+    said_done: bool,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inner")
+            .field("peer", &self.peer)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RdmaStream {
+    pub(crate) fn new(link: Link, bed: Bed, peer: SocketAddr, config: &StreamConfig) -> Self {
+        Self {
+            inner: Some(Box::new(Inner {
+                link,
+                bed,
+                peer,
+                idle: 0,
+                spins: config.spins,
+                said_done: false,
+            })),
+            linger: config.linger,
+        }
+    }
+
+    /// Connects to an [`RdmaListener`](crate::RdmaListener), retrying until it listens, for
+    /// [`StreamConfig::timeout`] at most.
+    ///
+    /// # Errors
+    /// When nobody listens in time, the peer is another program, a setting is out of range, or the
+    /// device refuses.
+    pub async fn connect(
+        to: impl ToSocketAddrs + std::fmt::Debug + Send + 'static,
+        pd: ProtectionDomain,
+        config: StreamConfig,
+    ) -> Result<Self, ConnectError> {
+        connect::connect(to, pd, config).await
+    }
+
+    /// The peer's address of the TCP connection.
+    #[must_use]
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.get().peer
+    }
+
+    /// The next bytes, in the buffer that the peer's device has filled; `None` at the end. Dropping
+    /// them posts the buffer again. Cancel-safe.
+    ///
+    /// # Errors
+    /// `ConnectionReset` when the peer is gone, `InvalidData` when it breaks the protocol.
+    pub async fn read_bytes(&mut self) -> io::Result<Option<Bytes>> {
+        let inner = self.get_mut();
+        let bytes = poll_fn(|cx| inner.poll(cx, Link::take)).await?;
+        Ok((!bytes.is_empty()).then_some(bytes))
+    }
+
+    /// A registered buffer, to be filled in place and [sent](Self::send): `len` bytes or the most
+    /// that one message takes, whichever is less. Waits while all are in flight. Cancel-safe; a
+    /// buffer that is dropped is free again.
+    ///
+    /// # Errors
+    /// As of [`write`](tokio::io::AsyncWriteExt::write).
+    pub async fn reserve(&mut self, len: usize) -> io::Result<SendChunk> {
+        let inner = self.get_mut();
+        poll_fn(|cx| inner.poll(cx, |link| link.reserve(len))).await
+    }
+
+    /// Sends a reserved buffer without a copy. Waits while the peer reads slowly: dropped before it
+    /// was ready, it has sent nothing.
+    ///
+    /// # Errors
+    /// As of [`write`](tokio::io::AsyncWriteExt::write); `InvalidInput` for a buffer of another
+    /// stream.
+    pub async fn send(&mut self, mut chunk: SendChunk) -> io::Result<()> {
+        let inner = self.get_mut();
+        poll_fn(|cx| inner.poll(cx, |link| link.send(&mut chunk))).await
+    }
+
+    fn get(&self) -> &Inner {
+        self.inner.as_ref().expect("taken by drop alone")
+    }
+
+    fn get_mut(&mut self) -> &mut Inner {
+        self.inner.as_mut().expect("taken by drop alone")
+    }
+}
+
+impl Inner {
+    /// Drives the connection until `attempt` has a result.
+    fn poll<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut attempt: impl FnMut(&mut Link) -> io::Result<Option<T>>,
+    ) -> Poll<io::Result<T>> {
+        loop {
+            if self.link.drive() {
+                self.idle = 0;
+                // The task of the other direction may sleep.
+                self.bed.sleepers().wake_all();
+            }
+            self.say_done();
+            match attempt(&mut self.link) {
+                Ok(None) => {}
+                Ok(Some(done)) => return Poll::Ready(Ok(done)),
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+            if self.idle < self.spins {
+                self.idle += 1;
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            let event = ready!(self.bed.poll(&mut self.link.cq, cx));
+            self.take(event);
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Completions => {}
+            Event::Byte(DONE) => self.link.acknowledge(),
+            Event::Byte(_) => self
+                .link
+                .fail(io::ErrorKind::InvalidData, "the peer is no stream of this kind"),
+            Event::PeerGone(error) => {
+                // What it sent before is in the completion queue.
+                while self.link.drive() {}
+                self.link
+                    .fail(io::ErrorKind::ConnectionReset, &format!("the peer is gone: {error}"));
+            }
+            Event::Device(error) => self.link.fail(io::ErrorKind::Other, &error.to_string()),
+        }
+    }
+
+    fn say_done(&mut self) {
+        if self.link.has_ended() && !self.said_done {
+            self.bed.say(DONE);
+            self.said_done = true;
+        }
+    }
+
+    fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll(cx, |link| Ok(link.shut_down()?.then_some(())))
+    }
+}
+
+impl AsyncRead for RdmaStream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if into.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let inner = self.get_mut().get_mut();
+        let bytes = into.initialize_unfilled();
+        let len = ready!(inner.poll(cx, |link| link.read(bytes)))?;
+        into.advance(len);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for RdmaStream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let inner = self.get_mut().get_mut();
+        inner.poll(cx, |link| link.write(bytes))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // What was written is posted.
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().get_mut().poll_shutdown(cx)
+    }
+}
+
+#[cfg(feature = "futures-io")]
+impl futures_io::AsyncRead for RdmaStream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        let inner = self.get_mut().get_mut();
+        if into.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        inner.poll(cx, |link| link.read(into))
+    }
+}
+
+#[cfg(feature = "futures-io")]
+impl futures_io::AsyncWrite for RdmaStream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        AsyncWrite::poll_write(self, cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        AsyncWrite::poll_write_vectored(self, cx, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        AsyncWrite::poll_flush(self, cx)
+    }
+
+    fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        AsyncWrite::poll_shutdown(self, cx)
+    }
+}
+
+impl Drop for RdmaStream {
+    fn drop(&mut self) {
+        let Some(mut inner) = self.inner.take() else { return };
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            return;
+        };
+        if inner.link.is_unfinished() {
+            let linger = self.linger;
+            runtime.spawn(async move {
+                let finished = poll_fn(|cx| inner.poll_shutdown(cx));
+                // A peer that does not read in time loses the rest, as with TCP.
+                let _ = tokio::time::timeout(linger, finished).await;
+            });
+        }
+    }
+}
