@@ -154,7 +154,7 @@ impl Memory for SimMemory {
     fn remote_atomic(&mut self, via: AccessContext, rkey: RKey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
         let word = self
             .remote(via.pd, rkey, addr, 8, RemoteRight::Atomic)?
-            .as_mut_array::<8>()
+            .first_chunk_mut::<8>()
             .ok_or(AccessError)?;
         let before = u64::from_ne_bytes(*word);
         *word = apply(op, before).to_ne_bytes();

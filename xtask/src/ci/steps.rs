@@ -18,7 +18,7 @@ use std::{
 
 /// In order: the guest first, which keeps one processor busy while the background uses the others.
 /// In the background: what needs no build first.
-pub(crate) const ALL: [Step; 26] = [
+pub(crate) const ALL: [Step; 27] = [
     Step::new(
         "setup",
         Place::First,

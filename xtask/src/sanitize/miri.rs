@@ -27,7 +27,7 @@ enum Part {
 use Part::{None as Nothing, Tests};
 
 /// Every package of the workspace.
-const PACKAGES: [(&str, Part); 26] = [
+const PACKAGES: [(&str, Part); 27] = [
     ("doorbell-verbs-sys", Tests(&["--lib"], "foreign libraries")),
     (
         "doorbell-verbs",
