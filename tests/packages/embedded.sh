@@ -28,7 +28,7 @@ rm -r "$TMPDIR"/doorbell-*
 
 # What a killed command leaves is removed by the next.
 "$doorbell" run -- sleep 600 &
-until ls "$TMPDIR"/doorbell-run-*/libdoorbell_sysfs.so 2> /dev/null; do sleep 0.1; done
+until ls "$TMPDIR"/doorbell-run-*/libdoorbell_sysfs.so > /dev/null 2>&1; do sleep 0.1; done
 kill -9 $!
 wait $! || true
 "$doorbell" run -- true

@@ -28,6 +28,6 @@ done
 cargo package --quiet --no-verify --allow-dirty --manifest-path "$cli" --config "$folder/.cargo/config.toml" --target-dir "$folder/packed"
 add "$folder"/packed/package/doorbell-cli-*.crate
 
-# Its own Cargo.lock counts, and no sources but those of the registry are reached.
-(cd "$folder" && cargo install --quiet --locked --offline doorbell-cli --root root --target-dir "$target")
+# Its own Cargo.lock counts, and no sources but those of the registry are reached: installing takes no configuration from the folder, building does.
+cargo install --quiet --locked --offline --config "$folder/.cargo/config.toml" doorbell-cli --root "$folder/root" --target-dir "$target"
 "$here/embedded.sh" "$folder/root/bin/doorbell"
