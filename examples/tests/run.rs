@@ -42,7 +42,10 @@ fn datagrams_are_answered_without_connecting() {
 
 #[test]
 fn tasks_serve_all_clients() {
-    assert_eq!(run(env!("CARGO_BIN_EXE_03_tokio")), "8 clients, 50 answers each\n");
+    assert_eq!(
+        run(env!("CARGO_BIN_EXE_03_tokio")),
+        "8 clients, 50 values of each put and got\n"
+    );
 }
 
 #[test]
