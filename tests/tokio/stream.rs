@@ -257,7 +257,7 @@ async fn with_raw_peer(a: &Context, b: Context) -> Result<(RdmaStream, Peer)> {
     let mut listener = RdmaListener::bind("127.0.0.1:0", a.protection_domain()?, small()).await?;
     let address = listener.local_addr();
     let peer = tokio::task::spawn_blocking(move || raw_peer(&b, address));
-    let peer = async { Result::Ok(peer.await??) };
+    let peer = async { peer.await? };
     let (stream, peer) = tokio::try_join!(async { Ok(listener.accept().await?) }, peer)?;
     Ok((stream, peer))
 }

@@ -29,7 +29,7 @@
 //!
 //! # What moves the bytes
 //!
-//! [`AsyncWriteExt::write`](tokio::io::AsyncWriteExt::write) copies into a registered buffer, which
+//! Writing ([`AsyncWrite`](tokio::io::AsyncWrite)) copies into a registered buffer, which
 //! a SEND takes at once: nothing waits to be joined with later bytes. The peer reads out of the
 //! buffer that its device has filled. [`RdmaStream::read_bytes`] hands that buffer out without a
 //! copy, as [`Bytes`](bytes::Bytes) whose drop posts it again; [`RdmaStream::reserve`] hands out a

@@ -24,7 +24,7 @@ const DONE: u8 = 2;
 /// A byte stream over a reliable connection, as a `TcpStream` is over TCP.
 ///
 /// Dropping it sends what was written and the end of the bytes in the background, for
-/// [`StreamConfig::linger`] at most; [`shutdown`](tokio::io::AsyncWriteExt::shutdown) waits until
+/// [`StreamConfig::linger`] at most; [`poll_shutdown`](AsyncWrite::poll_shutdown) waits until
 /// the peer has them. A peer that is gone ends both directions with `ConnectionReset`, after the
 /// bytes that came before.
 #[derive(Debug)]
@@ -103,7 +103,7 @@ impl RdmaStream {
     /// buffer that is dropped is free again.
     ///
     /// # Errors
-    /// As of [`write`](tokio::io::AsyncWriteExt::write).
+    /// As of [`poll_write`](AsyncWrite::poll_write).
     pub async fn reserve(&mut self, len: usize) -> io::Result<SendChunk> {
         let inner = self.get_mut();
         poll_fn(|cx| inner.poll(cx, |link| link.reserve(len))).await
@@ -113,7 +113,7 @@ impl RdmaStream {
     /// was ready, it has sent nothing.
     ///
     /// # Errors
-    /// As of [`write`](tokio::io::AsyncWriteExt::write); `InvalidInput` for a buffer of another
+    /// As of [`poll_write`](AsyncWrite::poll_write); `InvalidInput` for a buffer of another
     /// stream.
     pub async fn send(&mut self, mut chunk: SendChunk) -> io::Result<()> {
         let inner = self.get_mut();

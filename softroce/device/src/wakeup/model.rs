@@ -7,7 +7,7 @@ use std::sync::Arc;
 use loom::thread;
 
 use super::*;
-use crate::links::shm_ring::model::{Consumer, ModelRing, Producer};
+use crate::links::shm_ring::model::{CREDIT, Consumer, ModelRing, Producer};
 use crate::sync::{ModelEvent, Mutex};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -150,7 +150,7 @@ impl Model {
     fn return_credits(&self) {
         let mut consumer = Consumer::default();
         for value in [1, 2] {
-            if self.outgoing.consume(&mut consumer, value, true) {
+            if self.outgoing.consume(&mut consumer, value, CREDIT) {
                 self.event.set();
             }
         }
@@ -243,7 +243,7 @@ impl Progress {
         let (ring, consumer) = (&self.model.incoming[index], &mut self.consumers[index]);
         let ready = consumer.ready(ring);
         if ready {
-            ring.consume(consumer, 1, false);
+            ring.consume(consumer, 1, 0);
         }
         ready
     }

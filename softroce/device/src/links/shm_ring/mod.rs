@@ -69,7 +69,7 @@ pub struct CorruptRing(&'static str);
 pub(crate) mod model {
     //! For the models of others.
     pub(crate) use super::ring::model::ModelRing;
-    pub(crate) use super::ring::{Consumer, Producer};
+    pub(crate) use super::ring::{CREDIT, Consumer, Producer};
 }
 
 #[cfg(test)]

@@ -152,7 +152,7 @@ impl Sender {
     }
 
     /// Whether there is space for any record: a slot, the largest possible bulk space, and less
-    /// than [`IN_FLIGHT`] bytes on the way.
+    /// than 4 MiB of long payloads in flight.
     ///
     /// # Errors
     /// When the receiver's head is impossible.
