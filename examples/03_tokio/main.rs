@@ -67,6 +67,8 @@ async fn demo(server: Context, device: Context) -> Result<(), Error> {
 struct Peer {
     qp: QueuePair<WithSrq<ReliableConnection>>,
     inbox: Buffer<PeerWrite>,
+    /// Its end would say that the server is gone.
+    _exchange: Exchange,
 }
 
 async fn serve(device: Context, listener: TcpListener) -> Result<(), Error> {
@@ -93,7 +95,7 @@ async fn serve(device: Context, listener: TcpListener) -> Result<(), Error> {
                 let connected = connected.clone();
                 tokio::task::spawn_blocking(move || {
                     let (qp, _) = exchange.pair(qp, &keys)?;
-                    connected.send((number, Peer { qp, inbox })).map_err(|_| "the server has ended")?;
+                    connected.send((number, Peer { qp, inbox, _exchange: exchange })).map_err(|_| "the server has ended")?;
                     Ok::<_, Error>(())
                 });
             }
