@@ -179,6 +179,46 @@ fn buffers_are_lent_without_a_copy(a: Context, b: Context) -> Result {
     })
 }
 
+/// The peer waits for the receive, and the stream for the peer: the buffer that another thread drops
+/// must wake the stream whenever that happens, also while it is about to sleep.
+#[doorbell_test::test]
+fn a_buffer_dropped_by_another_thread_is_never_missed(a: Context, b: Context) -> Result {
+    const ROUNDS: u32 = 3000;
+    run(async {
+        let (mut left, mut right) = pair(&a, &b, small().spins(0)).await?;
+        let writer = tokio::spawn(async move {
+            for _ in 0..ROUNDS {
+                left.write_all(&[1; 512]).await?;
+            }
+            left.shutdown().await
+        });
+        // Credits return by twos: the next message but one takes a buffer that is dropped.
+        let mut kept = std::collections::VecDeque::new();
+        let (drops, dropped) = std::sync::mpsc::channel();
+        let dropper = std::thread::spawn(move || {
+            for (round, bytes) in dropped.into_iter().enumerate() {
+                (0..round % 64 * 16).for_each(|_| std::hint::spin_loop());
+                drop::<bytes::Bytes>(bytes);
+            }
+        });
+        let mut received = 0;
+        while received < ROUNDS {
+            if kept.len() == 3
+                && let Some(oldest) = kept.pop_front()
+            {
+                drops.send(oldest)?;
+            }
+            kept.push_back(right.read_bytes().await?.ok_or("the end")?);
+            received += 1;
+        }
+        drop((kept, drops));
+        // The end of the bytes takes a credit, too.
+        assert!(right.read_bytes().await?.is_none());
+        dropper.join().map_err(|_| "the thread panicked")?;
+        Ok(writer.await??)
+    })
+}
+
 /// Polls `future` `times` times, then drops it; its output if it was ready by then.
 async fn cancelled<T>(future: impl Future<Output = T>, times: u32) -> Option<T> {
     let mut future = pin!(future);
