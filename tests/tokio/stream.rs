@@ -179,8 +179,8 @@ fn buffers_are_lent_without_a_copy(a: Context, b: Context) -> Result {
     })
 }
 
-/// The peer waits for the receive, and the stream for the peer: the buffer that another thread drops
-/// must wake the stream whenever that happens, also while it is about to sleep.
+/// The peer waits for the receive, and the stream for the peer: a buffer that another thread
+/// drops must wake the stream whenever that happens, also while it is about to sleep.
 #[doorbell_test::test]
 fn a_buffer_dropped_by_another_thread_is_never_missed(a: Context, b: Context) -> Result {
     const ROUNDS: u32 = 3000;
