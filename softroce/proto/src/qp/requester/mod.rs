@@ -60,8 +60,8 @@ pub(crate) struct Requester {
     /// READ requests (parts of READs) and atomics in flight, retransmissions not counted.
     rd_atomic_outstanding: u32,
     unacked_since_req: u32,
-    /// One past the last packet with AckReq, or whose response is data. Not after `una`: no response
-    /// is missing.
+    /// One past the last packet with AckReq, or whose response is data. Up to `una`, no response is
+    /// missing.
     ack_requested: u64,
     /// One past the last local request executed; it completes after those before it.
     local_end: u64,
