@@ -439,7 +439,7 @@ impl Endpoint {
             return None;
         }
         let len = self.qps.get_mut(index)?.transmit_middle(memory, buf, &mut self.out)?;
-        self.active.burst_left -= 1;
+        self.active.sent(len);
         self.out.counters.sent(len);
         Some(len)
     }
@@ -507,12 +507,13 @@ impl Endpoint {
             if link.is_none() {
                 self.last_sent = Some(index);
             }
-            self.active.burst_left -= 1;
+            let len = written.len + written.by_ref as usize;
+            self.active.sent(len);
             if !qp.has_more() {
                 qp.end_burst(false);
                 self.active.end_burst(false);
             }
-            self.out.counters.sent(written.len + written.by_ref as usize);
+            self.out.counters.sent(len);
             return Some(transmit);
         }
         None

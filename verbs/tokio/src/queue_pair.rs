@@ -358,7 +358,9 @@ impl Connection {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            let event = ready!(self.bed.poll(&mut self.cq, cx));
+            // Under the lock, as is whatever ends the wait: nothing comes between.
+            self.bed.sleepers().sleep(cx.waker());
+            let event = ready!(self.bed.poll(&mut self.cq));
             self.take(event);
         }
     }

@@ -14,7 +14,7 @@ pub(crate) struct Sleepers {
 }
 
 impl Sleepers {
-    fn sleep(&self, waker: &Waker) {
+    pub(crate) fn sleep(&self, waker: &Waker) {
         let mut wakers = self.lock();
         if !wakers.iter().any(|known| known.will_wake(waker)) {
             wakers.push(waker.clone());
@@ -85,10 +85,10 @@ impl Bed {
         &self.sleepers
     }
 
-    /// Sleeps until there is an event. `cq` has just been polled, and was empty; when this arms it,
-    /// it must be polled again: the event is [`Completions`](Event::Completions) at once.
-    pub(crate) fn poll(&mut self, cq: &mut CompletionQueue, cx: &mut Context<'_>) -> Poll<Event> {
-        self.sleepers.sleep(cx.waker());
+    /// Waits for an event, which wakes the registered tasks. `cq` has just been polled, and was
+    /// empty; when this arms it, it must be polled again: the event is
+    /// [`Completions`](Event::Completions) at once.
+    pub(crate) fn poll(&mut self, cq: &mut CompletionQueue) -> Poll<Event> {
         if !self.armed {
             self.armed = true;
             return Poll::Ready(match cq.arm(Notify::Any) {
@@ -100,6 +100,8 @@ impl Bed {
         let mut all = Context::from_waker(&self.all);
         if let Poll::Ready(events) = self.channel.poll_events(&mut all) {
             self.armed = false;
+            // One of those that still wait arms again.
+            self.sleepers.wake_all();
             return Poll::Ready(events.map_or_else(Event::Device, |()| Event::Completions));
         }
         self.poll_tcp()

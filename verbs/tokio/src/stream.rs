@@ -88,7 +88,8 @@ impl RdmaStream {
     }
 
     /// The next bytes, in the buffer that the peer's device has filled; `None` at the end. Dropping
-    /// them posts the buffer again. Cancel-safe.
+    /// them posts the buffer again; the peer may stop when more than half of the
+    /// [chunks](StreamConfig::chunks) are kept. Cancel-safe.
     ///
     /// # Errors
     /// `ConnectionReset` when the peer is gone, `InvalidData` when it breaks the protocol.
@@ -136,11 +137,13 @@ impl Inner {
         cx: &mut Context<'_>,
         mut attempt: impl FnMut(&mut Link) -> io::Result<Option<T>>,
     ) -> Poll<io::Result<T>> {
+        let mut registered = false;
         loop {
             if self.link.drive() {
                 self.idle = 0;
-                // The task of the other direction may sleep.
+                // The task of the other direction may sleep. This takes the own waker, too.
                 self.bed.sleepers().wake_all();
+                registered = false;
             }
             self.say_done();
             match attempt(&mut self.link) {
@@ -153,7 +156,14 @@ impl Inner {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            let event = ready!(self.bed.poll(&mut self.link.cq, cx));
+            if !registered {
+                // Then once more: a buffer that another thread drops wakes registered tasks alone.
+                self.bed.sleepers().sleep(cx.waker());
+                registered = true;
+                continue;
+            }
+            let event = ready!(self.bed.poll(&mut self.link.cq));
+            registered = false;
             self.take(event);
         }
     }

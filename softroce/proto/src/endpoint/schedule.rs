@@ -2,8 +2,11 @@
 
 use std::collections::VecDeque;
 
-/// Packets that one queue pair sends before the next one's turn: enough for a GSO run.
+/// Packets that one queue pair sends before the next one's turn: enough for a GSO run. A longer
+/// packet, of a link, counts as one for each [`PACKET`] bytes: behind a burst wait the ACKs of the
+/// other queue pairs.
 const MAX_BURST: u32 = 16;
+const PACKET: usize = 4096;
 
 #[derive(Debug)]
 pub(super) struct SendSchedule {
@@ -35,6 +38,11 @@ impl SendSchedule {
     /// Whether the front queue pair has sent packets of its burst.
     pub(super) const fn has_begun_burst(&self) -> bool {
         self.burst_left < MAX_BURST
+    }
+
+    /// The front queue pair has sent a packet.
+    pub(super) fn sent(&mut self, len: usize) {
+        self.burst_left = self.burst_left.saturating_sub((len / PACKET).max(1) as u32);
     }
 
     pub(super) fn end_burst(&mut self, requeue: bool) {

@@ -12,7 +12,9 @@ use doorbell_roce_proto::wire::Opcode;
 use doorbell_roce_proto::work::{Operation, SendRequest, Status};
 
 use util::memory::Rights;
-use util::{Fate, Pair, RECV_CQ, SEND_CQ, Setup, pattern, read_from, request, send, success, with_regions, write_to};
+use util::{
+    Fate, Pair, RECV_CQ, SEND_CQ, Setup, link_to, pattern, read_from, request, send, success, with_regions, write_to,
+};
 
 fn unsignaled<'a>(request: SendRequest<'a>) -> SendRequest<'a> {
     SendRequest {
@@ -100,6 +102,24 @@ fn last_packet_of_a_long_message_requests_the_ack() {
     };
     assert_eq!((last, again), (Opcode::RcWriteLast, Opcode::RcWriteLast));
     assert_eq!(pair.bytes(1, remote), pattern(600, 1));
+}
+
+/// No ACK is missing: a retry would send again what the peer has, over a link that is slow already.
+#[test]
+fn a_timeout_before_the_first_ack_request_is_no_retry() {
+    let (mut pair, local, remote) = with_regions(Setup::default(), 600);
+    pair.post(0, &unsignaled(write_to(1, &[local], remote)));
+    let first = pair.transmit_one(0).unwrap();
+    assert!(!first.packet().bth.ack_req);
+    let link = link_to(1).unwrap();
+    pair.nodes[0].endpoint.link_full(link);
+    pair.now = pair.nodes[0].endpoint.poll_timeout().unwrap();
+    pair.nodes[0].endpoint.handle_timeout(pair.now);
+    pair.nodes[0].endpoint.link_ready(link);
+    let second = pair.transmit_one(0).unwrap();
+    assert_eq!(second.packet().bth.opcode, Opcode::RcWriteMiddle);
+    assert!(second.packet().bth.ack_req);
+    assert_eq!((pair.counters(0).timeouts, pair.counters(0).retransmits), (0, 0));
 }
 
 #[test]

@@ -188,6 +188,27 @@ fn queue_pairs_take_turns_on_a_full_link() {
     assert!(order.windows(2).all(|pair| pair[0] != pair[1]), "{order:?}");
 }
 
+/// Behind a burst of long packets wait the other queue pair's requests, and its ACKs.
+#[test]
+fn queue_pairs_take_turns_after_each_long_packet() {
+    const MTU: usize = LinkCapabilities::MTU;
+    let setup = Setup {
+        link_mtu: Some(MTU),
+        ..Setup::default()
+    };
+    let (mut pair, local, remote) = with_regions(setup, MTU);
+    pair.connect_second();
+    for wr_ids in [1..=3, 4..=6] {
+        wr_ids.for_each(|wr_id| pair.post(0, &write_to(wr_id, &[local], remote)));
+        pair.swap();
+    }
+    let order: Vec<_> = std::iter::from_fn(|| pair.transmit_one(0))
+        .map(|sent| sent.packet().bth.dest_qp)
+        .collect();
+    assert_eq!(order.len(), 6);
+    assert!(order.windows(2).all(|pair| pair[0] != pair[1]), "{order:?}");
+}
+
 #[test]
 fn datagrams_wait_for_their_link_in_order() {
     let setup = Setup {

@@ -112,7 +112,7 @@ impl Requester {
         if ack_req {
             Bth::set_ack_req(buf);
         }
-        self.commit(1, ack_req, suppress);
+        self.commit(1, ack_req, false);
         self.begun = number + 1;
         self.cursor = self.begun;
         if self.timer == Timer::Idle

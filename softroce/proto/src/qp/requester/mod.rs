@@ -60,8 +60,9 @@ pub(crate) struct Requester {
     /// READ requests (parts of READs) and atomics in flight, retransmissions not counted.
     rd_atomic_outstanding: u32,
     unacked_since_req: u32,
-    /// The last packet of a request had no AckReq: [`may_suppress_ack`](Self::may_suppress_ack).
-    ack_suppressed: bool,
+    /// One past the last packet with AckReq, or whose response is data. Up to `una`, no response is
+    /// missing.
+    ack_requested: u64,
     /// One past the last local request executed; it completes after those before it.
     local_end: u64,
 
@@ -108,7 +109,7 @@ impl Requester {
             read_part: u64::from(window / 2).max(1),
             rd_atomic_outstanding: 0,
             unacked_since_req: 0,
-            ack_suppressed: false,
+            ack_requested: 0,
             local_end: 0,
             retries_left: 0,
             rnr_retries_left: 0,
@@ -152,7 +153,7 @@ impl Requester {
         self.begun = 0;
         self.rd_atomic_outstanding = 0;
         self.unacked_since_req = 0;
-        self.ack_suppressed = false;
+        self.ack_requested = 0;
         self.local_end = 0;
         self.recovering = None;
         self.undelivered = None;
@@ -216,8 +217,11 @@ impl Requester {
                 self.restart_ack_timer(now);
                 Ok(())
             }
-            // No ACK was requested yet, so none is missing.
-            Timer::LocalAck(at) if at <= now && self.request_ack() => {
+            // No ACK was requested, so none is missing (IBTA vol 1, 9.7.6.1.3).
+            Timer::LocalAck(at) if at <= now && self.ack_requested <= self.una => {
+                self.request_ack();
+                // Missing at the next timeout, even if the link has been full until then.
+                self.ack_requested = self.una + 1;
                 self.restart_ack_timer(now);
                 Ok(())
             }
@@ -268,32 +272,39 @@ impl Requester {
         ends && !suppress || last_admitted || self.unacked_since_req + 1 >= self.ack_req_interval
     }
 
-    /// Packet `next` has been written with these flags. Whether it was a retransmission.
+    /// Packet `next` has been written. Whether it was a retransmission.
     #[inline]
-    fn commit(&mut self, numbers: u64, ack_req: bool, suppress: bool) -> bool {
+    fn commit(&mut self, numbers: u64, ack_req: bool, awaits_data: bool) -> bool {
         self.unacked_since_req = if ack_req { 0 } else { self.unacked_since_req + 1 };
-        self.ack_suppressed = !ack_req && (suppress || self.ack_suppressed);
         let retransmission = self.next < self.max;
         self.next += numbers;
+        if ack_req || awaits_data {
+            self.ack_requested = self.ack_requested.max(self.next);
+        }
         self.max = self.max.max(self.next);
         retransmission
     }
 
-    /// Resends the last packet with AckReq, if its ACK was suppressed; false otherwise.
+    /// Requests an ACK of what was sent, unless that is requested: with the next packet if there is
+    /// one, otherwise by resending the last, which is true.
     pub(crate) fn request_ack(&mut self) -> bool {
-        if !self.ack_suppressed || self.next != self.max || self.una == self.max {
+        if self.ack_requested >= self.max || self.una == self.max {
             return false;
         }
         let last = self.max - 1;
-        let holds = |number: &u64| {
-            let wqe = self.queue.get(*number);
-            (wqe.first..wqe.end()).contains(&last)
-        };
-        let Some(number) = (self.queue.head..self.begun).rev().find(holds) else {
-            return false;
-        };
-        (self.next, self.cursor, self.ack_suppressed) = (last, number, false);
-        true
+        let number = (self.queue.head..self.begun)
+            .rev()
+            .find(|number| self.queue.get(*number).first <= last);
+        match number {
+            Some(number) if self.next == self.max && self.queue.get(number).end() == self.max => {
+                (self.next, self.cursor) = (last, number);
+                true
+            }
+            _ => {
+                self.unacked_since_req = self.ack_req_interval;
+                false
+            }
+        }
     }
 
     pub(crate) fn fail(&mut self, status: Status, connection: &Connection, out: &mut Outbox) {

@@ -16,7 +16,6 @@ struct RequestPacket {
     /// PSNs that it takes: those of its responses if it is a READ request.
     numbers: u64,
     ack_req: bool,
-    suppress: bool,
 }
 
 impl Requester {
@@ -56,7 +55,7 @@ impl Requester {
         let Some(packet) = self.write(&wqe, connection, memory, buf)? else {
             return Ok(None);
         };
-        let retransmission = self.commit(packet.numbers, packet.ack_req, packet.suppress);
+        let retransmission = self.commit(packet.numbers, packet.ack_req, wqe.awaits_data());
         out.counters.retransmits += u64::from(retransmission);
         self.rd_atomic_outstanding += u32::from(new_part);
         if self.next == wqe.end() {
@@ -243,7 +242,6 @@ impl Requester {
             lens: written,
             numbers,
             ack_req: bth.ack_req,
-            suppress,
         }))
     }
 
