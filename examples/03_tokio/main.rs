@@ -8,21 +8,16 @@
 
 #![forbid(unsafe_code)]
 
-use std::collections::HashMap;
 use std::env;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use doorbell::exchange::Exchange;
-use doorbell::tasks::AsyncQueuePair;
-use doorbell::{
-    Buffer, Context, Local, Notify, PeerRead, PeerWrite, ProtectionDomain, QueueKind, QueuePair, ReadAccess,
-    ReliableConnection, Remote, Success, TokioChannel, WithSrq, WriteAccess,
-};
+use doorbell::tasks::{AsyncQueuePair, RdmaServer, ServerConfig};
+use doorbell::{Buffer, PeerRead, PeerWrite, ProtectionDomain, ReadAccess, Remote, Success, WriteAccess};
 use doorbell_examples::{Error, report};
-use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 const CLIENTS: u32 = 8;
 const ROUNDS: usize = 50;
@@ -33,26 +28,22 @@ const SLOT: usize = 16 + LONGEST;
 const LONGEST: usize = 4096;
 /// A longer value is written to the client's inbox at the server.
 const SHORT: usize = 256;
-/// Of all clients together: a client that finds none tries again.
-const RECEIVES: u32 = 16;
 
-fn main() -> ExitCode {
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
     let device = env::args().nth(1).unwrap_or_else(|| "soft".to_owned());
-    let run = || -> Result<(), Error> {
-        let (server, clients) = (doorbell::open(&device)?, doorbell::open(&device)?);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(async { tokio::time::timeout(TIMEOUT, demo(server, clients)).await? })
-    };
-    report(run())
+    let done = tokio::time::timeout(TIMEOUT, demo(&device)).await;
+    report(done.unwrap_or_else(|late| Err(late.into())))
 }
 
-async fn demo(server: Context, device: Context) -> Result<(), Error> {
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let address = listener.local_addr()?;
-    let server = tokio::spawn(serve(server, listener));
-    let mut tasks = tokio::task::JoinSet::new();
+async fn demo(device: &str) -> Result<(), Error> {
+    let (server, clients) = (doorbell::open(device)?, doorbell::open(device)?);
+    let server = Server::bind(server.protection_domain()?).await?;
+    let address = server.clients.local_addr();
+    let server = tokio::spawn(server.serve());
+    let mut tasks = JoinSet::new();
     for number in 0..CLIENTS {
-        let pd = device.protection_domain()?;
+        let pd = clients.protection_domain()?;
         tasks.spawn(async move { Client::connect(address, pd).await?.work(number).await });
     }
     while let Some(done) = tasks.join_next().await {
@@ -63,77 +54,52 @@ async fn demo(server: Context, device: Context) -> Result<(), Error> {
     Ok(())
 }
 
-/// A client, as the server has it.
-struct Peer {
-    qp: QueuePair<WithSrq<ReliableConnection>>,
-    inbox: Buffer<PeerWrite>,
-    /// Its end would say that the server is gone.
-    _exchange: Exchange,
+struct Server {
+    /// With the inbox of each.
+    clients: RdmaServer<Buffer<PeerWrite>>,
+    slots: Vec<Buffer<PeerRead>>,
 }
 
-async fn serve(device: Context, listener: TcpListener) -> Result<(), Error> {
-    let pd = device.protection_domain()?;
-    let channel = TokioChannel::new(device.completion_channel()?)?;
-    let mut cq = device.completion_queue_on(channel.channel(), 1024)?;
-    let mut srq = pd.shared_receive_queue(RECEIVES).create()?;
-    for buffer in pd.register_chunks(vec![0; RECEIVES as usize * (4 + SHORT)], 4 + SHORT, Local)? {
-        srq.receive(buffer)?;
-    }
-    let table = pd.register(vec![0; SLOTS as usize * SLOT], PeerRead)?;
-    let key = table.remote().to_bytes();
-    let mut slots: Vec<_> = table.chunks(SLOT).collect();
-    let (connected, mut arrivals) = mpsc::unbounded_channel();
-    let mut peers = HashMap::new();
-    for number in 0.. {
-        tokio::select! {
-            accepted = listener.accept() => {
-                let mut exchange = Exchange::over(accepted?.0.into_std()?, TIMEOUT)?;
+impl Server {
+    async fn bind(pd: ProtectionDomain) -> Result<Self, Error> {
+        let table = pd.register(vec![0; SLOTS as usize * SLOT], PeerRead)?;
+        let key = table.remote().to_bytes();
+        let config = ServerConfig::default().message(4 + SHORT as u32).receives(16);
+        let clients = RdmaServer::bind(
+            "127.0.0.1:0",
+            pd,
+            config,
+            |qp| qp.allow_remote_read().allow_remote_write().max_inline_data(1),
+            move |pd| {
                 let inbox = pd.register(vec![0; LONGEST], PeerWrite)?;
-                let keys = [key, inbox.remote().to_bytes()].concat();
-                let qp = pd.queue_pair(&cq).max_send_wr(16).max_inline_data(1).tag(number);
-                let qp = qp.allow_remote_read().allow_remote_write().shared_receive_queue(&srq).rc()?;
-                let connected = connected.clone();
-                tokio::task::spawn_blocking(move || {
-                    let (qp, _) = exchange.pair(qp, &keys)?;
-                    connected.send((number, Peer { qp, inbox, _exchange: exchange })).map_err(|_| "the server has ended")?;
-                    Ok::<_, Error>(())
-                });
-            }
-            Some((number, mut peer)) = arrivals.recv() => {
-                // The client waits for it, so that it sends nothing before the server knows it.
-                peer.qp.send_inline(&[1])?;
-                peers.insert(number, peer);
-            }
-            completions = channel.completions(&mut cq, Notify::Any) => for mut done in completions? {
-                if done.queue() == QueueKind::Send || !done.is_ok() {
-                    if !done.is_ok() {
-                        peers.remove(&done.tag());
-                    }
-                    continue;
-                }
-                let (success, buffer) = (done.result()?, done.take::<Local>().ok_or("no buffer")?);
-                if let Some(peer) = peers.get_mut(&done.tag()) {
-                    let stored = match success {
-                        Success::Receive { len, .. } => put(&mut slots, &buffer[..4], &buffer[4..len as usize]),
-                        Success::ReceiveWrite { len, imm } => {
-                            let mut value = vec![0; len as usize];
-                            peer.inbox.read_at(0, &mut value);
-                            put(&mut slots, &imm.to_be_bytes(), &value)
-                        }
-                        _ => false,
-                    };
-                    peer.qp.send_inline(&[stored.into()])?;
-                }
-                srq.receive(buffer)?;
+                Ok(([key, inbox.remote().to_bytes()].concat(), inbox))
             },
+        );
+        Ok(Self {
+            clients: clients.await?,
+            slots: table.chunks(SLOT).collect(),
+        })
+    }
+
+    async fn serve(mut self) -> Result<(), Error> {
+        loop {
+            let message = self.clients.next().await?;
+            let stored = match (message.success, message.bytes.split_first_chunk()) {
+                (Success::ReceiveWrite { len, imm }, _) => {
+                    let mut value = vec![0; len as usize];
+                    message.client.state.read_at(0, &mut value);
+                    put(&mut self.slots, imm, &value)
+                }
+                (_, Some((key, value))) => put(&mut self.slots, u32::from_be_bytes(*key), value),
+                _ => false,
+            };
+            message.client.qp.send_inline(&[stored.into()])?;
         }
     }
-    Ok(())
 }
 
 /// Writes as a seqlock does. False for a key that is none.
-fn put(slots: &mut [Buffer<PeerRead>], key: &[u8], value: &[u8]) -> bool {
-    let key = key.try_into().map_or(SLOTS, u32::from_be_bytes);
+fn put(slots: &mut [Buffer<PeerRead>], key: u32, value: &[u8]) -> bool {
     let Some(slot) = slots.get_mut(key as usize) else {
         return false;
     };
@@ -147,39 +113,27 @@ fn put(slots: &mut [Buffer<PeerRead>], key: &[u8], value: &[u8]) -> bool {
 }
 
 struct Client {
-    pd: ProtectionDomain,
     qp: AsyncQueuePair,
     slots: Vec<Remote<ReadAccess>>,
     inbox: Remote<WriteAccess>,
 }
 
 impl Client {
-    async fn connect(server: std::net::SocketAddr, pd: ProtectionDomain) -> Result<Self, Error> {
-        let exchange = tokio::task::spawn_blocking(move || Exchange::connect(server, TIMEOUT)).await??;
-        let (qp, keys) = AsyncQueuePair::connect(exchange, pd.clone(), |qp| qp, b"").await?;
+    async fn connect(server: SocketAddr, pd: ProtectionDomain) -> Result<Self, Error> {
+        let (qp, keys) = AsyncQueuePair::connect(server, pd, |qp| qp, b"").await?;
         let (table, inbox) = keys.split_at_checked(keys.len() / 2).ok_or("no keys")?;
         let slots = Remote::from_bytes(table)?.chunks(SLOT as u64).collect();
-        let client = Self {
-            slots,
-            inbox: Remote::from_bytes(inbox)?,
-            pd,
-            qp,
-        };
-        client.qp.receive(client.buffer(1)?).await?;
-        Ok(client)
-    }
-
-    fn buffer(&self, len: usize) -> Result<Buffer, Error> {
-        Ok(self.pd.register(vec![0; len], Local)?)
+        let inbox = Remote::from_bytes(inbox)?;
+        Ok(Self { qp, slots, inbox })
     }
 
     async fn put(&self, key: u32, value: &[u8]) -> Result<(), Error> {
-        let answer = self.qp.receive(self.buffer(1)?);
+        let answer = self.qp.receive(self.qp.register(vec![0; 1])?);
         if value.len() <= SHORT {
             let message = [&key.to_be_bytes(), value].concat();
-            self.qp.send(self.pd.register(message, Local)?).await?;
+            self.qp.send(self.qp.register(message)?).await?;
         } else {
-            let value = self.pd.register(value.to_vec(), Local)?;
+            let value = self.qp.register(value.to_vec())?;
             self.qp.write_imm(value, self.inbox, key).await?;
         }
         match answer.await?.1[0] {
@@ -192,9 +146,9 @@ impl Client {
     async fn get(&self, key: u32) -> Result<Vec<u8>, Error> {
         let (version, entry) = self.slots.get(key as usize).ok_or("no such key")?.split_at(8);
         loop {
-            let before = self.qp.read(self.buffer(8)?, version);
-            let entry = self.qp.read(self.buffer(8 + LONGEST)?, entry);
-            let after = self.qp.read(self.buffer(8)?, version);
+            let before = self.qp.read(self.qp.register(vec![0; 8])?, version);
+            let entry = self.qp.read(self.qp.register(vec![0; 8 + LONGEST])?, entry);
+            let after = self.qp.read(self.qp.register(vec![0; 8])?, version);
             let (before, entry, after) = tokio::try_join!(before, entry, after)?;
             if before[..] == after[..] && before[7].is_multiple_of(2) {
                 let len = u64::from_be_bytes(entry[..8].try_into()?) as usize;
