@@ -18,7 +18,7 @@ use std::{
 
 /// In order: the guest first, which keeps one processor busy while the background uses the others.
 /// In the background: what needs no build first.
-pub(crate) const ALL: [Step; 27] = [
+pub(crate) const ALL: [Step; 28] = [
     Step::new(
         "setup",
         Place::First,
@@ -130,6 +130,12 @@ pub(crate) const ALL: [Step; 27] = [
         "the feature `ibverbs`: the crate of that name beside ours",
     ),
     Step::full(
+        "grpc",
+        Place::Background,
+        grpc,
+        "gRPC by tonic over the streams of tasks",
+    ),
+    Step::full(
         "fuzz",
         Place::Background,
         fuzz::check,
@@ -196,6 +202,8 @@ fn format(_: Scope) -> Result<Verdict> {
         let manifest = format!("tests/peers/{peer}/Cargo.toml");
         cargo(&["fmt", "--all", "--manifest-path", &manifest, "--check"])?;
     }
+    // Without `--all`, which takes the crates by path, too.
+    cargo(&["fmt", "--manifest-path", TONIC, "--check"])?;
     cargo(&["fmt", "--manifest-path", CLI, "--check"])?;
     Ok(Verdict::Passed)
 }
@@ -382,6 +390,21 @@ fn interop(_: Scope) -> Result<Verdict> {
     tests(&mut with_libclang(
         &[&["test"], &package[..], &["--test", "verbs", "ibverbs::"]].concat(),
     ))
+}
+
+/// Not a member of the workspace.
+const TONIC: &str = "tests/peers/tonic/Cargo.toml";
+
+fn grpc(_: Scope) -> Result<Verdict> {
+    let folder = target_folder()?.join("peers");
+    let on_tonic = |arguments: &[&str]| {
+        let mut command = command(arguments);
+        command.args(["--manifest-path", TONIC, "--locked", "--target-dir"]);
+        command.arg(&folder);
+        command
+    };
+    succeed(on_tonic(&["clippy", "--all-targets"]).args(["--", "-D", "warnings"]))?;
+    tests(&mut on_tonic(&["test"]))
 }
 
 fn cargo(arguments: &[&str]) -> Result<Verdict> {
