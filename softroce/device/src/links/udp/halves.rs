@@ -15,6 +15,7 @@ use super::tx::TxBatch;
 use super::{Link, Port, Receive, Transmit, interface};
 use crate::host::{CloseOnFork, JoinError};
 use doorbell_roce_proto::Instant;
+use doorbell_roce_proto::wire::HOP_LIMIT;
 use nix::errno::Errno;
 use nix::sys::socket::{getsockopt, sockopt};
 use std::io;
@@ -155,8 +156,10 @@ pub(super) fn open(socket: CloseOnFork<UdpSocket>) -> io::Result<Link> {
 
 pub(super) fn set_options(fd: BorrowedFd<'_>, is_ipv4: bool) -> io::Result<()> {
     if is_ipv4 {
+        sys::set_option(fd, libc::IPPROTO_IP, libc::IP_TTL, HOP_LIMIT.into())?;
         sys::set_option(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
     } else {
+        sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, HOP_LIMIT.into())?;
         sys::set_option(
             fd,
             libc::IPPROTO_IPV6,
@@ -233,7 +236,7 @@ impl UdpTx {
         if let Some(run) = batch.runs().next()
             && self.refused.is_new(errno)
         {
-            let (dst, bytes) = (run.dst, run.segment);
+            let (dst, bytes) = (run.dst.addr, run.segment);
             tracing::warn!(%dst, bytes, "the kernel refuses to send: {}; reported once", errno.desc());
         }
         batch.consume(1);
