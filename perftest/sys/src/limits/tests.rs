@@ -28,7 +28,7 @@ fn a_damaged_packet_is_not_counted() {
     let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
     let envelope = Envelope {
         src: addr,
-        dst: addr,
+        dst: addr.into(),
         ident: 0,
     };
     seal(&mut packet, &envelope);
