@@ -45,3 +45,14 @@ fn another_process_is_written_to_or_the_reason_is_reported() {
         Err(error) => assert!(matches!(error, LimitError::Forbidden(_)), "{error}"),
     }
 }
+
+#[test]
+fn causes_are_said_once() {
+    let error = LimitError::Bind(BindError::Io {
+        addr: SocketAddr::from((Ipv4Addr::LOCALHOST, 1)),
+        error: io::Error::other("no more"),
+    });
+    let said = "no UDP socket on the loopback interface: 127.0.0.1:1 cannot be bound: no more";
+    assert_eq!(error.to_string(), said);
+    assert!(std::error::Error::source(&error).is_none());
+}

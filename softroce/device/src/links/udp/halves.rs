@@ -67,32 +67,31 @@ pub enum BindError {
     #[error(transparent)]
     NotShared(JoinError),
     /// Any other error.
-    #[error("{addr} cannot be bound")]
+    #[error("{addr} cannot be bound: {error}")]
     Io {
         /// The requested address.
         addr: SocketAddr,
         /// The cause.
-        #[source]
-        source: io::Error,
+        error: io::Error,
     },
 }
 
 impl From<JoinError> for BindError {
     fn from(error: JoinError) -> Self {
         match error {
-            JoinError::Port { address, source } => Self::new(address, source),
+            JoinError::Port { address, error } => Self::new(address, error),
             other => Self::NotShared(other),
         }
     }
 }
 
 impl BindError {
-    pub(crate) fn new(addr: SocketAddr, source: io::Error) -> Self {
-        match source.kind() {
+    pub(crate) fn new(addr: SocketAddr, error: io::Error) -> Self {
+        match error.kind() {
             io::ErrorKind::AddrInUse => Self::AddressInUse { addr },
             io::ErrorKind::AddrNotAvailable => Self::AddressNotAvailable { addr },
             io::ErrorKind::PermissionDenied => Self::PermissionDenied { addr },
-            _ => Self::Io { addr, source },
+            _ => Self::Io { addr, error },
         }
     }
 }
@@ -113,7 +112,7 @@ pub(crate) fn require_unicast(addr: SocketAddr) -> Result<SocketAddr, BindError>
 pub(super) fn bind(addr: SocketAddr) -> Result<Link, BindError> {
     let addr = require_unicast(addr)?;
     let bound = CloseOnFork::create(|| UdpSocket::bind(addr)).and_then(open);
-    bound.map_err(|source| BindError::new(addr, source))
+    bound.map_err(|error| BindError::new(addr, error))
 }
 
 pub(super) fn open(socket: CloseOnFork<UdpSocket>) -> io::Result<Link> {

@@ -212,6 +212,20 @@ fn permission_denied_has_its_own_error() {
 }
 
 #[test]
+fn causes_are_said_once() {
+    let addr = SocketAddr::from(([127, 0, 0, 1], 4791));
+    let error = crate::OpenError::Bind {
+        device: "soft0".to_owned(),
+        error: BindError::new(addr, io::Error::other("no more")),
+    };
+    assert_eq!(
+        error.to_string(),
+        "cannot open soft0: 127.0.0.1:4791 cannot be bound: no more"
+    );
+    assert!(std::error::Error::source(&error).is_none());
+}
+
+#[test]
 fn a_mapped_address_is_ipv4() {
     let link = Link::udp("[::ffff:127.0.0.1]:0".parse().unwrap()).unwrap();
     assert!(link.local.is_ipv4());
