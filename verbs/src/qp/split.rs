@@ -29,10 +29,12 @@ pub struct ReceiveHalf<T: HasReceiveQueue = ReliableConnection> {
 
 /// Two halves that are not of one queue pair.
 #[derive(thiserror::Error)]
-#[error("the halves of two queue pairs, {} and {}", .halves.0.qpn(), .halves.1.qpn())]
+#[error("the halves of two queue pairs, {} and {}", .send.qpn(), .receive.qpn())]
 pub struct RejoinError<T: HasReceiveQueue = ReliableConnection, B: Backend = PostList> {
-    /// As they were given.
-    pub halves: Box<(QueuePair<SendHalf<T>, B>, ReceiveHalf<T>)>,
+    /// The send half, as it was given.
+    pub send: Box<QueuePair<SendHalf<T>, B>>,
+    /// The receive half, as it was given.
+    pub receive: Box<ReceiveHalf<T>>,
 }
 
 impl<T: HasReceiveQueue, B: Backend> QueuePair<T, B> {
@@ -46,7 +48,7 @@ impl<T: HasReceiveQueue, B: Backend> QueuePair<T, B> {
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use doorbell_verbs::*;
-    /// # let (qp, buffers): (QueuePair, Vec<Buffer<PeerRead>>) = unimplemented!();
+    /// # let (qp, buffers): (QueuePair, Vec<Buffer>) = unimplemented!();
     /// let (mut send, mut receive) = qp.split();
     /// let receiver = std::thread::spawn(move || {
     ///     for buffer in buffers {
@@ -90,8 +92,10 @@ impl<T: HasReceiveQueue, B: Backend> QueuePair<SendHalf<T>, B> {
     /// When the halves are not of one queue pair.
     pub fn rejoin(self, half: ReceiveHalf<T>) -> Result<QueuePair<T, B>, RejoinError<T, B>> {
         if !Arc::ptr_eq(&self.object, &half.object) {
-            let halves = Box::new((self, half));
-            return Err(RejoinError { halves });
+            return Err(RejoinError {
+                send: Box::new(self),
+                receive: Box::new(half),
+            });
         }
         Ok(QueuePair {
             send: self.send,
@@ -154,6 +158,9 @@ impl<T: HasReceiveQueue> core::fmt::Debug for ReceiveHalf<T> {
 
 impl<T: HasReceiveQueue, B: Backend> core::fmt::Debug for RejoinError<T, B> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("RejoinError").field("halves", &self.halves).finish()
+        f.debug_struct("RejoinError")
+            .field("send", &self.send)
+            .field("receive", &self.receive)
+            .finish()
     }
 }
