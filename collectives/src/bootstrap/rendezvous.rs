@@ -47,9 +47,9 @@ impl Rendezvous {
         if ranks == 0 || ranks > MAX_RANKS {
             return Err(BootstrapError::Rank { rank: Rank(0), ranks });
         }
-        let listen = |source| BootstrapError::Listen {
+        let listen = |error| BootstrapError::Listen {
             address: address.to_string(),
-            source,
+            error,
         };
         if !is_connectable(address.ip()) {
             let what = "the others need one address to connect to, and this stands for many";
@@ -247,7 +247,7 @@ impl RendezvousServer {
             Some(Ok(served)) => served,
             _ => Err(BootstrapError::System {
                 what: "serve the rendezvous",
-                source: io::Error::other("its thread panicked"),
+                error: io::Error::other("its thread panicked"),
             }),
         }
     }
