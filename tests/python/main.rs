@@ -83,3 +83,13 @@ fn failures() {
 fn import() {
     passes("test_import");
 }
+
+#[test]
+fn run() {
+    passes("test_run");
+}
+
+#[test]
+fn torch() {
+    passes("test_torch");
+}

@@ -18,10 +18,13 @@ def words(program, options, **kwargs):
 
 
 def function(function, arguments, options, **kwargs):
+    # What the start method `spawn` passes: the module that __main__ is, and the paths.
+    preparation = multiprocessing.spawn.get_preparation_data("doorbell")
+    # For connections between processes, of which there are none; it cannot be pickled.
+    preparation.pop("authkey")
     with tempfile.TemporaryDirectory(prefix="doorbell-call-") as folder:
         with open(os.path.join(folder, "call"), "wb") as call:
-            # What the start method `spawn` passes: the module that __main__ is, and the paths.
-            pickle.dump(multiprocessing.spawn.get_preparation_data("doorbell"), call)
+            pickle.dump(preparation, call)
             pickle.dump((function, arguments), call)
         ended = words([sys.executable, "-c", _CALL, _PACKAGES, folder], options, **kwargs)
         try:

@@ -15,16 +15,17 @@ class Killed:
     """In place of a result: the process was ended by a signal."""
 
 
-def _rank(pipe, function, rank, size, address, arguments):
+def _process(pipe, function, arguments):
     try:
-        device = doorbell_rdma.open("soft?address=" + device_address(address.rpartition(":")[2]))
-        with device, doorbell_rdma.Communicator(
-            rank, size, address, secret=SECRET, device=device, timeout=TIMEOUT
-        ) as comm:
-            result = function(comm, *arguments)
-        pipe.send((result, None))
+        pipe.send((function(*arguments), None))
     except BaseException:
         pipe.send((None, traceback.format_exc()))
+
+
+def _communicator(rank, size, address, function, *arguments):
+    with doorbell_rdma.open("soft?address=" + device_address(address.rpartition(":")[2])) as device:
+        with doorbell_rdma.Communicator(rank, size, address, SECRET, device, TIMEOUT) as comm:
+            return function(comm, *arguments)
 
 
 def device_address(port):
@@ -33,28 +34,30 @@ def device_address(port):
 
 
 def free_port():
-    """The first of eight free ports, as rank 0 tries eight."""
+    """A port at which ranks can meet: they try this one and the next seven."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return min(one.getsockname()[1], 65000)
 
 
-def start(size, function, *arguments):
-    """The processes, and the pipes of their results."""
-    spawn = multiprocessing.get_context("spawn")
+def run(size, function, *arguments):
+    """Calls the function with a communicator and these arguments as each of so many ranks."""
     address = f"127.0.0.1:{free_port()}"
+    return processes([(_communicator, rank, size, address, function, *arguments) for rank in range(size)])
+
+
+def processes(calls):
+    """Makes each call, a function with arguments, in a process of its own. Returns their results;
+    an exception raises with its text.
+    """
+    spawn = multiprocessing.get_context("spawn")
     started = []
-    for rank in range(size):
+    for function, *arguments in calls:
         reader, writer = spawn.Pipe(duplex=False)
-        process = spawn.Process(target=_rank, args=(writer, function, rank, size, address, arguments))
+        process = spawn.Process(target=_process, args=(writer, function, arguments))
         process.start()
         writer.close()
         started.append((process, reader))
-    return started
-
-
-def results(started):
-    """By rank: what the function returned; an exception's text raises."""
     found, errors = [], []
     for process, reader in started:
         try:
@@ -72,8 +75,3 @@ def results(started):
     if errors:
         raise AssertionError("\n".join(errors))
     return found
-
-
-def run(size, function, *arguments):
-    """Calls the function with a communicator and these arguments as each of so many ranks."""
-    return results(start(size, function, *arguments))

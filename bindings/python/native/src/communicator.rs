@@ -185,6 +185,22 @@ impl Communicator {
         Ok(out.unwrap_or(array).clone())
     }
 
+    #[pyo3(signature = (array, root = 0, op = "sum", timeout = None))]
+    fn reduce<'py>(
+        &self,
+        array: &Bound<'py, PyAny>,
+        root: u32,
+        op: &str,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (mut data, op) = (Array::new(array, Access::Write)?, operator(op)?);
+        typed!(data.data_type(), T => {
+            let data = data.slice_mut::<T>();
+            self.wait(array.py(), timeout, |comm| comm.reduce(data, op, Rank(root)))
+        })?;
+        Ok(array.clone())
+    }
+
     #[pyo3(signature = (array, out = None, op = "sum", timeout = None))]
     fn reduce_scatter<'py>(
         &self,
@@ -231,17 +247,28 @@ impl Communicator {
         Ok(array.clone())
     }
 
-    #[pyo3(signature = (array, out, timeout = None))]
+    /// With both counts, parts of these lengths by rank; with none, of one length.
+    #[pyo3(signature = (array, out, send_counts = None, receive_counts = None, timeout = None))]
     fn all_to_all<'py>(
         &self,
         array: &Bound<'py, PyAny>,
         out: &Bound<'py, PyAny>,
+        send_counts: Option<Vec<usize>>,
+        receive_counts: Option<Vec<usize>>,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        let counts = match (send_counts, receive_counts) {
+            (None, None) => None,
+            (Some(send), Some(receive)) => Some((send, receive)),
+            _ => return Err(PyValueError::new_err("counts of one direction: expected both, or none")),
+        };
         let mut pair = Pair::new(array, Some(out))?;
-        typed!(pair.data_type(), T => match pair.slices::<T>() {
-            (None, _) => Err(PyValueError::new_err("out is the array: expected another")),
-            (Some(input), output) => self.wait(array.py(), timeout, |comm| comm.all_to_all(input, output)),
+        typed!(pair.data_type(), T => match (pair.slices::<T>(), counts) {
+            ((None, _), _) => Err(PyValueError::new_err("out is the array: expected another")),
+            ((Some(input), output), None) => self.wait(array.py(), timeout, |comm| comm.all_to_all(input, output)),
+            ((Some(input), output), Some((send, receive))) => {
+                self.wait(array.py(), timeout, |comm| comm.all_to_all_v(input, &send, output, &receive))
+            }
         })?;
         Ok(out.clone())
     }
