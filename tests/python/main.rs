@@ -75,6 +75,11 @@ fn communicator() {
 }
 
 #[test]
+fn examples() {
+    passes("test_examples");
+}
+
+#[test]
 fn failures() {
     passes("test_failures");
 }

@@ -34,7 +34,7 @@ def open(device: str = "soft0") -> Device:
 class Rendezvous:
     """Where ranks meet that have no launcher, in a thread of this process.
 
-    `id` goes to all ranks, and to nobody else: it has the group's secret. `address` is one of this
+    `id` goes to all ranks, and to no other process: it has the group's secret. `address` is one of this
     host at which they reach it.
     """
 

@@ -32,7 +32,8 @@ impl Interrupts {
             return false;
         }
         self.next = now + INTERVAL;
-        self.raised = Python::attach(|py| py.check_signals()).err();
+        // None: the interpreter ends, and runs no handler any more.
+        self.raised = Python::try_attach(|py| py.check_signals().err()).flatten();
         self.raised.is_some()
     }
 
