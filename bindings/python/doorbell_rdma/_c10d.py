@@ -187,11 +187,8 @@ class ProcessGroup(dist.ProcessGroup):
 
     def all_to_all_single(self, output, given, output_splits, input_splits, opts=None):
         def operation():
-            sent = _flat(given).new_empty(0) if given.dim() == 0 else given.detach()
-            received = [part.new_empty(part.shape) for part in _split(output.detach(), output_splits, self.size())]
-            self._exchange(received, _split(sent, input_splits, self.size()))
-            with torch.no_grad():
-                torch.cat(received, out=output.detach()) if output.is_contiguous() else output.copy_(torch.cat(received))
+            outputs = _split(output.detach(), output_splits, self.size())
+            self._exchange(outputs, _split(given.detach(), input_splits, self.size()))
 
         return self._collective([output], operation)
 

@@ -96,6 +96,7 @@ def _refusals(comm):
         "a root": lambda: comm.broadcast(floats, root=2),
         "a peer": lambda: comm.send(floats, 2),
         "the array as out": lambda: comm.all_to_all(floats, floats),
+        "counts": lambda: comm.all_to_all(floats, array.array("f", [0] * 4), send_counts=[2, 2]),
         "a timeout": lambda: comm.barrier(timeout=-1),
     }
     said = {}
@@ -136,6 +137,7 @@ REFUSALS = {
     "a root": "ValueError: broadcast: rank 2 cannot be the root of 2 ranks",
     "a peer": "ValueError: sendrecv: there is no rank 2 of 2 ranks ",
     "the array as out": "ValueError: out is the array: ",
+    "counts": "ValueError: counts of one direction: ",
     "a timeout": "ValueError: a timeout of -1 s: ",
     "closed": "the communicator is closed",
 }

@@ -32,6 +32,14 @@ def _collectives(comm):
         "reduce_scatter in place": halves[2 * rank : 2 * rank + 2],
         "broadcast": comm.broadcast(numbers(2), root=1),
         "all_to_all": comm.all_to_all(numbers(size), zeros(size)),
+        "all_to_all of parts": comm.all_to_all(
+            # Rank r sends r + 1 numbers to each.
+            numbers(size * (rank + 1)),
+            zeros(size * (size + 1) // 2),
+            send_counts=[rank + 1] * size,
+            receive_counts=range(1, size + 1),
+        ),
+        "reduce": comm.reduce(numbers(2), root=1, op="max") if rank == 1 else comm.reduce(numbers(2), 1, "max")[:0],
         "all_reduce": comm.all_reduce(numbers(2), op="min"),
         "all_reduce of averages": comm.all_reduce(numbers(2), op="avg"),
     }
@@ -101,6 +109,10 @@ class Communicator(unittest.TestCase):
                     "reduce_scatter in place": own,
                     "broadcast": [100, 101],
                     "all_to_all": [100 * other + rank for other in range(size)],
+                    "all_to_all of parts": [
+                        100 * other + (other + 1) * rank + place for other in range(size) for place in range(other + 1)
+                    ],
+                    "reduce": [100 * (size - 1), 100 * (size - 1) + 1] if rank == 1 else [],
                     "all_reduce": [0, 1],
                     "all_reduce of averages": [50 * (size - 1), 50 * (size - 1) + 1],
                 }
