@@ -27,7 +27,7 @@ enum Part {
 use Part::{None as Nothing, Tests};
 
 /// Every package of the workspace.
-const PACKAGES: [(&str, Part); 27] = [
+const PACKAGES: [(&str, Part); 28] = [
     ("doorbell-verbs-sys", Tests(&["--lib"], "foreign libraries")),
     (
         "doorbell-verbs",
@@ -149,6 +149,10 @@ const PACKAGES: [(&str, Part); 27] = [
     (
         "doorbell-test-macros",
         Nothing("no unsafe code, which its root forbids"),
+    ),
+    (
+        "doorbell-python",
+        Nothing("a foreign interpreter calls it, and provides its arrays"),
     ),
     ("xtask", Nothing("no unsafe code")),
 ];
