@@ -166,8 +166,8 @@ pub(crate) fn enqueue<'a>(
 impl Ready {
     /// A stream of the program, for this call.
     fn stream(&self, raw: Opaque) -> Result<Stream, Failure> {
-        // SAFETY: the program keeps its stream during the call; the follower waits for all that is
-        // enqueued, as the communicator makes it.
+        // SAFETY: the program keeps its stream during the call, and one that is captured is refused
+        // below; the communicator makes the follower wait for what it enqueues.
         let stream = unsafe { Stream::borrow_raw(raw, &self.follower) };
         if stream.is_capturing()? {
             return Err(Failure::invalid_usage(

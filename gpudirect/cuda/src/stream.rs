@@ -106,8 +106,8 @@ impl Stream {
     /// work uses is kept until `follower` is done.
     ///
     /// # Safety
-    /// It must be a `CUstream` of `follower`'s context, valid until the handle is dropped, and not
-    /// being captured.
+    /// It must be a `CUstream` of `follower`'s context, valid until the handle is dropped. Nothing
+    /// may be enqueued while it is captured.
     #[must_use]
     pub unsafe fn borrow_raw(raw: *mut c_void, follower: &Self) -> Self {
         Self(Arc::new(StreamInner {
