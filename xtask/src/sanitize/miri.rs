@@ -27,7 +27,7 @@ enum Part {
 use Part::{None as Nothing, Tests};
 
 /// Every package of the workspace.
-const PACKAGES: [(&str, Part); 28] = [
+const PACKAGES: [(&str, Part); 29] = [
     ("doorbell-verbs-sys", Tests(&["--lib"], "foreign libraries")),
     (
         "doorbell-verbs",
@@ -111,6 +111,10 @@ const PACKAGES: [(&str, Part); 28] = [
     (
         "doorbell-cuda-standin",
         Nothing("a foreign library for the tests of others"),
+    ),
+    (
+        "doorbell-nccl",
+        Nothing("its tests call a CUDA driver: foreign libraries"),
     ),
     ("doorbell-nvml", Nothing("its tests call NVML: foreign libraries")),
     (
