@@ -122,6 +122,14 @@ pub enum BootstrapError {
         /// The last connection that was rejected and why, or nothing.
         turned_away: String,
     },
+    /// No rank of a group of any size came in time.
+    #[error("no rank came within {within:?}{turned_away}")]
+    Nobody {
+        /// The timeout.
+        within: Duration,
+        /// The last connection that was rejected and why, or nothing.
+        turned_away: String,
+    },
     /// Another system call failed.
     #[error("cannot {what}: {error}")]
     System {
