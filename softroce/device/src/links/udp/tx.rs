@@ -1,9 +1,9 @@
 //! A batch of outgoing packets for few system calls.
 //!
 //! The engine writes packets into the batch's arena. Consecutive packets of equal size (the last
-//! may be shorter) to one address, with equal traffic class and hop limit, form a *run*, which the kernel segments (`UDP_SEGMENT` of
-//! udp(7)). Segment *i* leaves with IPv4 Identification *i*, which the ICRC covers: a packet is
-//! sealed on entry, when its index is known.
+//! may be shorter) to one address, with equal traffic class and hop limit, form a *run*, which the
+//! kernel segments (`UDP_SEGMENT` of udp(7)). Segment *i* leaves with IPv4 Identification *i*,
+//! which the ICRC covers: a packet is sealed on entry, when its index is known.
 
 use doorbell_roce_proto::wire::HOP_LIMIT;
 use std::net::SocketAddr;
