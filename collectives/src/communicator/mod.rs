@@ -240,6 +240,17 @@ impl Communicator {
         self.failure().map_or(left, Err)
     }
 
+    /// Leaves without waiting for the other ranks. Only for a communicator whose queue pairs have
+    /// carried nothing that another rank may still wait for.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn leave_at_once(mut self) -> Result<(), CollectiveError> {
+        self.options.deadline = Duration::ZERO;
+        match self.has_failed() {
+            true => Err(self.shared.why()),
+            false => Ok(()),
+        }
+    }
+
     fn leave(&mut self, timeout: Duration) -> Result<(), CollectiveError> {
         self.shared.drain(Instant::now() + timeout);
         let goodbye = if self.has_failed() {

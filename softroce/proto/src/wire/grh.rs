@@ -7,7 +7,9 @@
 //! ```
 //!
 //! A UDP socket strips the IP header: it is rebuilt, with traffic class, flow label and
-//! Identification 0, TTL 64, and a correct IPv4 checksum, which distinguishes IPv4 from IPv6.
+//! Identification 0, TTL 64, and a correct IPv4 checksum, which distinguishes IPv4 from IPv6. The
+//! kernel would tell class and TTL (`IP_RECVTOS`, `IP_RECVTTL`), but with two control messages for
+//! every receive of the device, for which queue pairs without a GRH would pay, too.
 
 use crate::work::IpVersion;
 use core::net::IpAddr;
