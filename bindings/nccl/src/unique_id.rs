@@ -1,7 +1,7 @@
 //! Unique ids: the text of the collectives' own, in the 128 bytes of NCCL's.
 //!
-//! Whoever asks for one, which may be no rank, serves its rendezvous in a thread, until all ranks
-//! have come or the process ends. How many there are says the first rank that registers.
+//! The process that makes one, which may be no rank, serves its rendezvous in a thread, until all
+//! ranks have come or it ends. The first rank that registers says how many there are.
 
 use std::ffi::{CStr, c_char};
 use std::net::IpAddr;
