@@ -137,9 +137,13 @@ impl Communicator {
 
     fn initialise(&self, request: &Request) {
         let ready = caught(|| self.connect(request));
-        // Nobody else sets it.
+        // No other thread sets it.
         let _ = self.ready.set(ready);
         self.set_over();
+        // An abort that came before that lock was taken has not seen it.
+        if self.aborted.load(Ordering::Acquire) {
+            self.abort_ready();
+        }
     }
 
     fn connect(&self, request: &Request) -> Result<Ready, Failure> {
@@ -161,10 +165,6 @@ impl Communicator {
         let context = device.context()?;
         let host = doorbell::open_from_env().map_err(|error| Failure::system(error.to_string()))?;
         let host = HostCommunicator::new(&[host], group, options)?;
-        if self.aborted.load(Ordering::Acquire) {
-            host.abort("it was aborted while it was initialised");
-            return Err(Failure::invalid_usage("the communicator was aborted"));
-        }
         Ok(Ready {
             gpu: GpuCommunicator::new(host, &context, gpu_options)?,
             follower: Stream::new(&context)?,
@@ -175,6 +175,13 @@ impl Communicator {
     pub(crate) fn give_up(&self) {
         self.aborted.store(true, Ordering::Release);
         self.set_over();
+    }
+
+    /// Reports the abort to the other ranks, which are known once it is initialised.
+    fn abort_ready(&self) {
+        if let Some(Ok(ready)) = self.ready.get() {
+            ready.gpu.abort("it called ncclCommAbort");
+        }
     }
 
     fn set_over(&self) {
@@ -237,10 +244,9 @@ impl Communicator {
     /// leaves without waiting for the others.
     pub(crate) fn destroy(self: Arc<Self>) -> Result<Status, Failure> {
         // Another thread in a call, or that initialises it, drops it at its end.
-        self.aborted.store(true, Ordering::Release);
         match Arc::into_inner(self).and_then(|communicator| communicator.ready.into_inner()) {
             Some(Ok(ready)) => match ready.gpu.leave() {
-                // Its failure was reported to those who asked for it.
+                // Its failure was reported by ncclCommGetAsyncError.
                 Ok(()) | Err(GpuError::Collective(_)) => Ok(Status::Success),
                 Err(error) => Err(error.into()),
             },
@@ -252,9 +258,7 @@ impl Communicator {
     /// thread, as streams may take their time.
     pub(crate) fn abort(self: Arc<Self>) -> Result<Status, Failure> {
         self.give_up();
-        if let Some(Ok(ready)) = self.ready.get() {
-            ready.gpu.abort("it called ncclCommAbort");
-        }
+        self.abort_ready();
         doorbell_threads::spawn("nccl abort", move || drop(caught(|| self.destroy())))
             .map_err(|error| Failure::system(format!("cannot start a thread: {error}")))?;
         Ok(Status::Success)

@@ -128,7 +128,7 @@ pub(crate) fn caught<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, 
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(Failure::of_panic(&*panic)))
 }
 
-/// A text for C, valid until this thread asks for the next; without a text the process's last one.
+/// A text for C, valid until the thread's next call of this; by default the process's last one.
 pub(crate) fn show(text: Option<String>) -> *const c_char {
     let text = text.unwrap_or_else(|| LAST.lock().unwrap_or_else(PoisonError::into_inner).clone());
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();

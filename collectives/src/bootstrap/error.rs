@@ -124,7 +124,7 @@ pub enum BootstrapError {
     },
     /// No rank of a group of any size came in time.
     #[error("no rank came within {within:?}{turned_away}")]
-    Nobody {
+    NoRank {
         /// The timeout.
         within: Duration,
         /// The last connection that was rejected and why, or nothing.

@@ -220,7 +220,7 @@ impl Rendezvous {
                 within,
                 turned_away,
             },
-            None => BootstrapError::Nobody { within, turned_away },
+            None => BootstrapError::NoRank { within, turned_away },
         };
         for (connection, _) in self.registered.iter_mut().flatten() {
             // Best effort: they have deadlines of their own.

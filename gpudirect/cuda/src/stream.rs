@@ -37,7 +37,7 @@ enum Origin {
     Kept {
         _owner: Owner,
     },
-    /// Nobody promises to: what is used in it is in use until the follower's work is done.
+    /// No owner promises to: what is used in it is in use until the follower's work is done.
     Borrowed {
         follower: Stream,
     },
@@ -102,8 +102,8 @@ impl Stream {
     }
 
     /// Wraps a stream created elsewhere that its owner may destroy once the handle is dropped, even
-    /// with work in it. Whoever enqueues work makes `follower` wait for it afterwards: what the
-    /// work uses is kept until `follower` is done.
+    /// with work in it. The caller that enqueues work makes `follower` wait for it afterwards: what
+    /// the work uses is kept until `follower` is done.
     ///
     /// # Safety
     /// It must be a `CUstream` of `follower`'s context, valid until the handle is dropped. Nothing

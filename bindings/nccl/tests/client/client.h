@@ -38,7 +38,7 @@ void gpu_synchronize(cudaStream_t stream);
 
 ncclComm_t join(void);
 /* The state of a communicator that is in progress at first. */
-ncclResult_t settled(ncclComm_t comm);
+ncclResult_t state_at_last(ncclComm_t comm);
 
 void collectives(void);
 void messages(void);

@@ -39,12 +39,12 @@ static void *abort_later(void *comm) {
     return NULL;
 }
 
-/* Rank 0 waits for an operation of which rank 1 has no part, until another thread aborts. */
+/* The last rank waits for an operation of which the other has no part, until another thread aborts. */
 void abort_operation(void) {
     cudaStream_t stream = gpu_stream();
     float *memory = gpu_memory(COUNT * sizeof(float));
     ncclComm_t comm = join();
-    if (rank == 0) {
+    if (rank == ranks - 1) {
         pthread_t thread;
         OK(ncclAllReduce(memory, memory, COUNT, ncclFloat32, ncclSum, comm, stream));
         pthread_create(&thread, NULL, abort_later, comm);
@@ -58,7 +58,7 @@ void abort_operation(void) {
             OK(ncclCommGetAsyncError(comm, &state));
         }
         CHECK(state == ncclRemoteError);
-        CHECK(names_rank(comm, 0));
+        CHECK(names_rank(comm, ranks - 1));
         CHECK(strstr(ncclGetLastError(comm), "ncclCommAbort"));
         OK(ncclCommAbort(comm));
     }
@@ -117,7 +117,7 @@ void arguments(void) {
     config.magic = 0xcafebeef;
     config.blocking = 0;
     CHECK(ncclCommInitRankConfig(&comm, ranks, id, rank, &config) == ncclInProgress);
-    CHECK(settled(comm) == ncclSuccess);
+    CHECK(state_at_last(comm) == ncclSuccess);
 
     FAILS(ncclCommCount(NULL, &value), ncclInvalidArgument, "communicator is NULL");
     FAILS(ncclCommCount(other, &value), ncclInvalidArgument, "no communicator");

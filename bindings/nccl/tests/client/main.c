@@ -1,5 +1,5 @@
 /* client id: makes a unique id, writes it, and serves it until its input ends.
-   client TEST RANK RANKS ID: a rank of a test. */
+   client TEST RANK RANKS ID: a rank of a test, which stays until its input ends. */
 #include "client.h"
 
 int rank, ranks;
@@ -16,7 +16,7 @@ ncclComm_t join(void) {
     return comm;
 }
 
-ncclResult_t settled(ncclComm_t comm) {
+ncclResult_t state_at_last(ncclComm_t comm) {
     ncclResult_t state;
     do {
         usleep(1000);
@@ -25,13 +25,17 @@ ncclResult_t settled(ncclComm_t comm) {
     return state;
 }
 
-static void serve_id(void) {
+static void wait_for_end(void) {
     char byte;
+    while (read(0, &byte, 1) > 0) { }
+}
+
+static void serve_id(void) {
     OK(ncclGetUniqueId(&id));
     for (size_t i = 0; i < sizeof id; i++) printf("%02x", (unsigned char)id.internal[i]);
     printf("\n");
     fflush(stdout);
-    while (read(0, &byte, 1) > 0) { }
+    wait_for_end();
 }
 
 int main(int argc, char **argv) {
@@ -52,6 +56,8 @@ int main(int argc, char **argv) {
         if (!strcmp(TESTS[i].name, argv[1])) {
             TESTS[i].run();
             printf("PASS\n");
+            fflush(stdout);
+            wait_for_end();
             return 0;
         }
     }

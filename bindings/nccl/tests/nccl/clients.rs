@@ -69,8 +69,9 @@ impl Process {
         Self(command.spawn().expect("the client starts"))
     }
 
-    /// What it has written, and its status.
+    /// Lets it end: what it has written, and its status.
     fn end(mut self, until: Instant) -> (String, ExitStatus) {
+        drop(self.0.stdin.take());
         let status = loop {
             match self.0.try_wait().expect("a child of this process") {
                 Some(status) => break status,
@@ -104,6 +105,7 @@ fn run(test: &str, running: u32, ranks: u32, environment: &[(&str, &str)]) -> Ve
     let start = |rank: u32| Process::start(test, &[test, &rank.to_string(), &of, id.trim()], environment);
     let processes: Vec<Process> = (0..running).map(start).collect();
     let until = Instant::now() + LIMIT;
+    // A rank that aborts is still there when those before it have learned of it.
     processes.into_iter().map(|process| process.end(until)).collect()
 }
 

@@ -197,8 +197,8 @@ impl Foreign {
         Ok(Self::of(context, address.0, len, Backing::Owner { _owner: owner }))
     }
 
-    /// Names `len` bytes from `address` without asking the driver, and keeps nothing: for memory of
-    /// a caller that itself keeps it until all work is done.
+    /// Names `len` bytes from `address` without a call of the driver, and keeps nothing: for memory
+    /// of a caller that itself keeps it until all work is done.
     ///
     /// # Safety
     /// Work of `context` must be able to read and write them until it is done, however long after
