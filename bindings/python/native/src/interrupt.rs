@@ -42,8 +42,8 @@ impl Interrupts {
     }
 }
 
-/// Runs what waits and cannot be interrupted in a thread of its own, and waits for its result. After
-/// an exception of a signal's handler the thread goes on, and its result is dropped there.
+/// Runs what waits and cannot be interrupted in a thread of its own, and waits for its result.
+/// After an exception of a signal's handler the thread goes on, and its result is dropped there.
 pub(crate) fn wait<T: Send + 'static>(
     py: Python<'_>,
     name: &str,
