@@ -161,10 +161,9 @@ impl<T: Send + 'static> RdmaServer<T> {
     ) -> Result<Self, ConnectError> {
         let (listener, address) = listen(address).await?;
         let channel = TokioChannel::new(pd.context().completion_channel()?).map_err(socket)?;
-        let entries = config
-            .clients
-            .saturating_mul(config.sends)
-            .saturating_add(config.receives);
+        // Twice: entries of clients that have left are free once they are polled.
+        let sends = config.clients.saturating_mul(config.sends).saturating_mul(2);
+        let entries = sends.saturating_add(config.receives);
         let cq = pd.context().completion_queue_on(channel.channel(), entries)?;
         let mut srq = pd.shared_receive_queue(config.receives).create()?;
         let message = config.message as usize;
@@ -230,7 +229,7 @@ impl<T: Send + 'static> RdmaServer<T> {
             }
             self.remove_leaving();
             // Both: clients connect while there are always messages.
-            if self.poll_clients(cx)? | self.drive()? {
+            if self.drive()? | self.poll_clients(cx)? {
                 continue;
             }
             if !self.armed {
