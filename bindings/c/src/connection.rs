@@ -318,7 +318,6 @@ pub unsafe extern "C" fn doorbell_send(
 /// DOORBELL_INVALID_ARGUMENT if the key grants no writing, or the bytes are beyond its memory;
 /// DOORBELL_DEVICE_ERROR if the peer's device does not accept the key. For the rest it is as
 /// doorbell_send().
-#[expect(clippy::too_many_arguments, reason = "two ranges, and how")]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_write(
     connection: *mut doorbell_connection,

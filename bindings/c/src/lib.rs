@@ -16,5 +16,6 @@ mod argument;
 pub mod communicator;
 pub mod connection;
 pub mod device;
+mod elements;
 pub mod memory;
 pub mod status;
