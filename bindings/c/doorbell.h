@@ -481,8 +481,8 @@ doorbell_status doorbell_comm_create(const doorbell_device *device,
                                      doorbell_comm **comm);
 
 /**
- * As doorbell_comm_create(), with the rank, the ranks and the address that mpirun, srun or torchrun
- * has set in the environment, or that DOORBELL_RANK, DOORBELL_RANKS and DOORBELL_ID are.
+ * As doorbell_comm_create(), with the rank, the ranks and the address that mpirun, srun or
+ * torchrun has set in the environment, or that DOORBELL_RANK, DOORBELL_RANKS and DOORBELL_ID are.
  */
 doorbell_status doorbell_comm_create_from_env(const doorbell_device *device,
                                               uint32_t timeout_ms,

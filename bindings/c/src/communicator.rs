@@ -117,8 +117,8 @@ pub unsafe extern "C" fn doorbell_comm_create(
     run(|| unsafe { store(comm, "comm", make) })
 }
 
-/// As doorbell_comm_create(), with the rank, the ranks and the address that mpirun, srun or torchrun
-/// has set in the environment, or that DOORBELL_RANK, DOORBELL_RANKS and DOORBELL_ID are.
+/// As doorbell_comm_create(), with the rank, the ranks and the address that mpirun, srun or
+/// torchrun has set in the environment, or that DOORBELL_RANK, DOORBELL_RANKS and DOORBELL_ID are.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_comm_create_from_env(
     device: *const doorbell_device,

@@ -159,7 +159,7 @@ fn another_thread_aborts_an_operation() {
 }
 
 #[test]
-fn an_initialisation_without_the_other_rank_blocks_nobody_and_is_aborted() {
+fn an_initialisation_without_the_other_rank_blocks_no_caller_and_is_aborted() {
     pass("abort-initialisation", 1, 2, &[]);
 }
 
