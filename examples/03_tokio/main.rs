@@ -1,188 +1,178 @@
-//! Many connections served by tasks of one thread, over one completion channel.
+//! A key-value store of tasks: one task serves all clients, by one completion queue and one shared
+//! receive queue, and clients await their operations. A GET is RDMA READs, without the server's
+//! CPU; a short PUT is a SEND, a long one a WRITE with immediate data.
 //!
 //! ```text
-//! cargo run --release -p doorbell-examples --bin 03_tokio
+//! cargo run --release -p doorbell-examples --bin 03_tokio ['soft?drop=0.01']
 //! ```
-//!
-//! Every client sends a number and awaits its double. A [`TokioChannel`] needs the feature `tokio`.
 
 #![forbid(unsafe_code)]
 
+use std::env;
+use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use doorbell::{
-    Buffer, CompletionQueue, Context, Local, Notify, PreparedQueuePair, ProtectionDomain, QueueKind, QueuePair,
-    TokioChannel,
-};
-use doorbell_examples::{Error, soft_pair};
+use doorbell::tasks::{AsyncQueuePair, RdmaServer, ServerConfig};
+use doorbell::{Buffer, PeerRead, PeerWrite, ProtectionDomain, ReadAccess, Remote, Success, WriteAccess};
+use doorbell_examples::{Error, report};
+use tokio::task::JoinSet;
 
-const CLIENTS: u64 = 8;
-const ROUNDS: u64 = 50;
-const WORD: usize = size_of::<u64>();
+const CLIENTS: u32 = 8;
+const ROUNDS: usize = 50;
 const TIMEOUT: Duration = Duration::from_secs(60);
+/// A key is the number of a slot: a version, odd while the rest changes, a length and a value.
+const SLOTS: u32 = 64;
+const SLOT: usize = 16 + LONGEST;
+const LONGEST: usize = 4096;
+/// A longer value is written to the client's inbox at the server.
+const SHORT: usize = 256;
 
-fn main() -> ExitCode {
-    let result = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(Error::from)
-        .and_then(|runtime| runtime.block_on(run()));
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let device = env::args().nth(1).unwrap_or_else(|| "soft".to_owned());
+    let done = tokio::time::timeout(TIMEOUT, demo(&device)).await;
+    report(done.unwrap_or_else(|late| Err(late.into())))
 }
 
-async fn run() -> Result<(), Error> {
-    let (ours, theirs) = soft_pair()?;
-    let (clients, servers) = (Side::new(&ours)?, Side::new(&theirs)?);
-    let mut tasks = Vec::new();
+async fn demo(device: &str) -> Result<(), Error> {
+    let (server, clients) = (doorbell::open(device)?, doorbell::open(device)?);
+    let server = Server::bind(server.protection_domain()?).await?;
+    let address = server.clients.local_addr();
+    let server = tokio::spawn(server.serve());
+    let mut tasks = JoinSet::new();
     for number in 0..CLIENTS {
-        let (client, server) = (clients.prepare()?, servers.prepare()?);
-        let (to_client, to_server) = (client.qp.endpoint(), server.qp.endpoint());
-        tasks.push(tokio::spawn(run_server(server.connect(&to_client)?)));
-        tasks.push(tokio::spawn(run_client(client.connect(&to_server)?, number)));
+        let pd = clients.protection_domain()?;
+        tasks.spawn(async move { Client::connect(address, pd).await?.work(number).await });
     }
-    let all = async {
-        // Kept until all are done: a dropped connection acknowledges no retransmission.
-        let mut done = Vec::new();
-        for task in tasks {
-            done.push(task.await??);
-        }
-        Ok::<_, Error>(done)
-    };
-    tokio::time::timeout(TIMEOUT, all).await??;
-    println!("{CLIENTS} clients, {ROUNDS} answers each");
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    server.abort();
+    println!("{CLIENTS} clients, {ROUNDS} values of each put and got");
     Ok(())
 }
 
-struct Side {
-    pd: ProtectionDomain,
-    channel: Arc<TokioChannel>,
+struct Server {
+    /// With the inbox of each.
+    clients: RdmaServer<Buffer<PeerWrite>>,
+    slots: Vec<Buffer<PeerRead>>,
 }
 
-struct Prepared {
-    qp: PreparedQueuePair,
-    cq: CompletionQueue,
-    channel: Arc<TokioChannel>,
-    message: Buffer,
-}
-
-/// With the buffers that are not in flight: at most one receives while another sends.
-struct Connection {
-    qp: QueuePair,
-    cq: CompletionQueue,
-    channel: Arc<TokioChannel>,
-    received: Option<Buffer>,
-    sent: Option<Buffer>,
-}
-
-impl Side {
-    fn new(context: &Context) -> Result<Self, Error> {
+impl Server {
+    async fn bind(pd: ProtectionDomain) -> Result<Self, Error> {
+        let table = pd.register(vec![0; SLOTS as usize * SLOT], PeerRead)?;
+        let key = table.remote().to_bytes();
+        let config = ServerConfig::default().message(4 + SHORT as u32).receives(16);
+        let clients = RdmaServer::bind(
+            "127.0.0.1:0",
+            pd,
+            config,
+            |qp| qp.allow_remote_read().allow_remote_write().max_inline_data(1),
+            move |pd| {
+                let inbox = pd.register(vec![0; LONGEST], PeerWrite)?;
+                Ok(([key, inbox.remote().to_bytes()].concat(), inbox))
+            },
+        );
         Ok(Self {
-            pd: context.protection_domain()?,
-            channel: Arc::new(TokioChannel::new(context.completion_channel()?)?),
+            clients: clients.await?,
+            slots: table.chunks(SLOT).collect(),
         })
     }
 
-    fn prepare(&self) -> Result<Prepared, Error> {
-        let cq = self.pd.context().completion_queue_on(self.channel.channel(), 8)?;
-        let mut qp = self
-            .pd
-            .queue_pair(&cq)
-            .max_send_wr(4)
-            .max_recv_wr(4)
-            .signal_all()
-            .rc()?;
-        qp.receive(self.pd.register(vec![0; WORD], Local)?)?;
-        Ok(Prepared {
-            qp,
-            cq,
-            channel: Arc::clone(&self.channel),
-            message: self.pd.register(vec![0; WORD], Local)?,
-        })
-    }
-}
-
-impl Prepared {
-    fn connect(self, peer: &doorbell::Endpoint) -> Result<Connection, Error> {
-        Ok(Connection {
-            qp: self.qp.connect(peer)?,
-            cq: self.cq,
-            channel: self.channel,
-            received: None,
-            sent: Some(self.message),
-        })
-    }
-}
-
-impl Connection {
-    async fn send(&mut self, number: u64) -> Result<(), Error> {
-        let mut message = loop {
-            match self.sent.take() {
-                Some(message) => break message,
-                None => self.completions().await?,
-            }
-        };
-        message.copy_from_slice(&number.to_be_bytes());
-        Ok(self.qp.send(message)?)
-    }
-
-    async fn receive(&mut self) -> Result<u64, Error> {
-        let message = loop {
-            match self.received.take() {
-                Some(message) => break message,
-                None => self.completions().await?,
-            }
-        };
-        let number = u64::from_be_bytes(message[..].try_into()?);
-        self.qp.receive(message)?;
-        Ok(number)
-    }
-
-    async fn completions(&mut self) -> Result<(), Error> {
-        for mut done in self.channel.completions(&mut self.cq, Notify::Any).await? {
-            done.result()?;
-            match done.queue() {
-                QueueKind::Receive => self.received = done.take(),
-                QueueKind::Send => self.sent = done.take(),
-            }
-        }
-        Ok(())
-    }
-
-    /// Awaits the acknowledgement of the last send: dropping the connection would flush it.
-    async fn finish(&mut self) -> Result<(), Error> {
-        while self.sent.is_none() {
-            self.completions().await?;
-        }
-        Ok(())
-    }
-}
-
-async fn run_server(mut connection: Connection) -> Result<Connection, Error> {
-    for _ in 0..ROUNDS {
-        let number = connection.receive().await?;
-        connection.send(2 * number).await?;
-    }
-    connection.finish().await?;
-    Ok(connection)
-}
-
-async fn run_client(mut connection: Connection, client: u64) -> Result<Connection, Error> {
-    for round in 0..ROUNDS {
-        let number = client << 32 | round;
-        connection.send(number).await?;
-        let answer = connection.receive().await?;
-        if answer != 2 * number {
-            return Err(format!("client {client}: expected the double of {number}, got {answer}").into());
+    async fn serve(mut self) -> Result<(), Error> {
+        loop {
+            let message = self.clients.next().await?;
+            let stored = match (message.success, message.bytes.split_first_chunk()) {
+                (Success::ReceiveWrite { len, imm }, _) => {
+                    let mut value = vec![0; len as usize];
+                    message.client.state.read_at(0, &mut value);
+                    put(&mut self.slots, imm, &value)
+                }
+                (_, Some((key, value))) => put(&mut self.slots, u32::from_be_bytes(*key), value),
+                _ => false,
+            };
+            message.client.qp.send_inline(&[stored.into()])?;
         }
     }
-    connection.finish().await?;
-    Ok(connection)
+}
+
+/// Writes as a seqlock does. False for a key that is none.
+fn put(slots: &mut [Buffer<PeerRead>], key: u32, value: &[u8]) -> bool {
+    let Some(slot) = slots.get_mut(key as usize) else {
+        return false;
+    };
+    let version = slot[..8].try_into().map_or(0, u64::from_be_bytes);
+    slot.store_u64(0, (version + 1).to_be(), Ordering::Relaxed);
+    fence(Ordering::Release);
+    slot.write_at(8, &(value.len() as u64).to_be_bytes());
+    slot.write_at(16, value);
+    slot.store_u64(0, (version + 2).to_be(), Ordering::Release);
+    true
+}
+
+struct Client {
+    qp: AsyncQueuePair,
+    slots: Vec<Remote<ReadAccess>>,
+    inbox: Remote<WriteAccess>,
+}
+
+impl Client {
+    async fn connect(server: SocketAddr, pd: ProtectionDomain) -> Result<Self, Error> {
+        let (qp, keys) = AsyncQueuePair::connect(server, pd, |qp| qp, b"").await?;
+        let (table, inbox) = keys.split_at_checked(keys.len() / 2).ok_or("no keys")?;
+        let slots = Remote::from_bytes(table)?.chunks(SLOT as u64).collect();
+        let inbox = Remote::from_bytes(inbox)?;
+        Ok(Self { qp, slots, inbox })
+    }
+
+    async fn put(&self, key: u32, value: &[u8]) -> Result<(), Error> {
+        let answer = self.qp.receive(self.qp.register(vec![0; 1])?);
+        if value.len() <= SHORT {
+            let message = [&key.to_be_bytes(), value].concat();
+            self.qp.send(self.qp.register(message)?).await?;
+        } else {
+            let value = self.qp.register(value.to_vec())?;
+            self.qp.write_imm(value, self.inbox, key).await?;
+        }
+        match answer.await?.1[0] {
+            1 => Ok(()),
+            _ => Err(format!("{key}: no such key").into()),
+        }
+    }
+
+    /// READs the version, the entry and the version again, until nothing was put between.
+    async fn get(&self, key: u32) -> Result<Vec<u8>, Error> {
+        let (version, entry) = self.slots.get(key as usize).ok_or("no such key")?.split_at(8);
+        loop {
+            let before = self.qp.read(self.qp.register(vec![0; 8])?, version);
+            let entry = self.qp.read(self.qp.register(vec![0; 8 + LONGEST])?, entry);
+            let after = self.qp.read(self.qp.register(vec![0; 8])?, version);
+            let (before, entry, after) = tokio::try_join!(before, entry, after)?;
+            if before[..] == after[..] && before[7].is_multiple_of(2) {
+                let len = u64::from_be_bytes(entry[..8].try_into()?) as usize;
+                return Ok(entry[8..][..len.min(LONGEST)].to_vec());
+            }
+        }
+    }
+
+    /// Puts values of its own key, and gets them and those of its neighbour: each of one byte.
+    async fn work(&self, number: u32) -> Result<(), Error> {
+        for round in 0..ROUNDS {
+            let value = vec![round as u8; 1 + round * 79 % LONGEST];
+            self.put(number, &value).await?;
+            if self.get(number).await? != value {
+                return Err(format!("client {number}: not what was put").into());
+            }
+            let other = self.get((number + 1) % CLIENTS).await?;
+            if other.windows(2).any(|pair| pair[0] != pair[1]) {
+                return Err(format!("client {number}: a torn value").into());
+            }
+        }
+        match self.put(SLOTS, b"x").await {
+            Ok(()) => Err("a key that is none was taken".into()),
+            Err(_) => Ok(()),
+        }
+    }
 }

@@ -5,7 +5,12 @@
 use std::process::Command;
 
 fn run(program: &str) -> String {
+    run_with(program, &[])
+}
+
+fn run_with(program: &str, arguments: &[&str]) -> String {
     let mut command = Command::new(program);
+    command.args(arguments);
     // Without the variables of the developer's environment for soft devices.
     for name in ["DOORBELL_FAULTS", "DOORBELL_PCAP", "DOORBELL_LINK"] {
         command.env_remove(name);
@@ -41,8 +46,13 @@ fn datagrams_are_answered_without_connecting() {
 }
 
 #[test]
-fn tasks_serve_all_clients() {
-    assert_eq!(run(env!("CARGO_BIN_EXE_03_tokio")), "8 clients, 50 answers each\n");
+fn tasks_serve_all_clients_though_packets_are_lost() {
+    for device in ["soft", "soft?drop=0.01"] {
+        assert_eq!(
+            run_with(env!("CARGO_BIN_EXE_03_tokio"), &[device]),
+            "8 clients, 50 values of each put and got\n"
+        );
+    }
 }
 
 #[test]

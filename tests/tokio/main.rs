@@ -1,9 +1,12 @@
 //! Tasks: byte streams and awaited operations between devices of one process.
 
 mod queue_pair;
+mod server;
 mod stream;
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -18,4 +21,17 @@ fn run<T>(test: impl Future<Output = Result<T>>) -> Result<T> {
         .enable_all()
         .build()?;
     runtime.block_on(async { tokio::time::timeout(LIMIT, test).await? })
+}
+
+/// Polls `future` `times` times, then drops it; its output if it was ready by then.
+async fn cancelled<T>(future: impl Future<Output = T>, times: u32) -> Option<T> {
+    let mut future = pin!(future);
+    for _ in 0..times {
+        let polled = poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await;
+        if let Poll::Ready(output) = polled {
+            return Some(output);
+        }
+        tokio::task::yield_now().await;
+    }
+    None
 }

@@ -1,8 +1,6 @@
 //! Operations that tasks await.
 
-use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
-use std::task::Poll;
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use doorbell::exchange::{Exchange, Listener};
@@ -10,7 +8,7 @@ use doorbell::{CompletionStatus, Local, PeerAll, ProtectionDomain, Remote, Succe
 use doorbell_test::Context;
 use doorbell_tokio::{AsyncQueuePair, OperationError};
 
-use crate::{LIMIT, Result, run};
+use crate::{LIMIT, Result, cancelled, run};
 
 type End = (AsyncQueuePair, Vec<u8>);
 
@@ -22,8 +20,8 @@ async fn pair(left: &ProtectionDomain, right: &ProtectionDomain, data: [&[u8]; 2
     let connected = tokio::task::spawn_blocking(move || Exchange::connect(address, LIMIT));
     let (accepted, connected) = (accepted.await??, connected.await??);
     let (left, right) = (left.clone(), right.clone());
-    let left = AsyncQueuePair::connect(accepted, left, |qp| qp.max_inline_data(64), data[0]);
-    let right = AsyncQueuePair::connect(
+    let left = AsyncQueuePair::over(accepted, left, |qp| qp.max_inline_data(64), data[0]);
+    let right = AsyncQueuePair::over(
         connected,
         right,
         |qp| qp.allow_remote_read().allow_remote_write().allow_remote_atomic(),
@@ -103,40 +101,68 @@ fn many_tasks_use_one_queue_pair(a: Context, b: Context) -> Result {
     })
 }
 
-/// 300 of them, after 0 to 6 polls: their buffers are free when what was posted later is complete.
+/// 600 of them, operations and receives, each after 0 to 6 polls. At the end their buffers are
+/// free; each has had its effect, so that none was free before.
 #[doorbell_test::test(drop = 0.02, seed = 5)]
 fn operations_dropped_at_any_point_free_their_buffers_in_the_end(a: Context, b: Context) -> Result {
+    const ROUNDS: usize = 400;
+    const LEN: usize = 1024;
     run(async {
         let (pd, there) = (a.protection_domain()?, b.protection_domain()?);
-        let memory = there.register(vec![0; 4096], PeerAll)?;
+        let memory = there.register(vec![0; ROUNDS * LEN], PeerAll)?;
         let ((left, data), (right, _)) = pair(&pd, &there, [b"", &memory.remote().to_bytes()]).await?;
         let remote = Remote::<doorbell::AllAccess>::from_bytes(&data)?;
-        let whole = pd.register(vec![0; 101 * 4096], Local)?;
-        let mut buffers: Vec<_> = whole.chunks(4096).collect();
-        for times in 0..100 {
-            let buffer = buffers.pop().ok_or("no buffer")?;
-            let receive = right.receive(there.register(vec![0; 64], Local)?);
-            poll_some(pin!(left.write(buffer, remote)), times % 7).await;
-            poll_some(pin!(receive), times % 5).await;
-            // The message of the receive, dropped unpolled.
-            drop(left.send_inline(&[0; 8]));
+        let bytes: Vec<_> = (0..=ROUNDS).flat_map(|round| [round as u8 | 1; LEN]).collect();
+        let whole = pd.register(bytes, Local)?;
+        let mut buffers: VecDeque<_> = whole.chunks(LEN).collect();
+        for (round, target) in remote.chunks(LEN as u64).enumerate() {
+            let times = (round / 8 % 7) as u32;
+            let buffer = buffers.pop_front().ok_or("no buffer")?;
+            match round % 8 {
+                0 => drop(cancelled(left.write(buffer, target), times).await),
+                1 => drop(cancelled(left.read(buffer, target), times).await),
+                2 => {
+                    let word = left.register(vec![0; 8])?.into_word().map_err(|_| "no word")?;
+                    let at = target.word(0).ok_or("no word")?;
+                    drop(cancelled(left.fetch_add(word, at, 1), times).await);
+                }
+                3 => {
+                    let word = left.register(vec![0; 8])?.into_word().map_err(|_| "no word")?;
+                    let at = target.word(0).ok_or("no word")?;
+                    drop(cancelled(left.compare_swap(word, at, 0, 2), times).await);
+                }
+                kind => {
+                    let receive = right.receive(right.register(vec![0; LEN])?);
+                    match kind {
+                        4 => drop(cancelled(left.send(buffer), times).await),
+                        5 => drop(cancelled(left.send_inline(&buffer[..8]), times).await),
+                        _ => drop(cancelled(left.write_imm(buffer, target, 0), times).await),
+                    }
+                    drop(cancelled(receive, times % 5).await);
+                }
+            }
+            if round % 32 == 31 {
+                // The queues have room again.
+                left.read(left.register(vec![0; 8])?, target).await?;
+            }
         }
-        let first = pd.register(vec![0; 4096], Local)?;
-        left.write(first, remote).await?;
         // The region's last buffer is the one that was kept.
-        let kept = buffers.pop().ok_or("no buffer")?;
+        let kept = buffers.pop_front().ok_or("no buffer")?;
         kept.into_memory().map_err(|_| "a buffer is still lent")?;
+        for round in 0..ROUNDS {
+            let mut found = [0; LEN];
+            memory.read_at(round * LEN, &mut found);
+            let mut expected = [0; LEN];
+            match round % 8 {
+                0 | 6 | 7 => expected = [round as u8 | 1; LEN],
+                2 => expected[..8].copy_from_slice(&1_u64.to_ne_bytes()),
+                3 => expected[..8].copy_from_slice(&2_u64.to_ne_bytes()),
+                _ => {}
+            }
+            assert!(found == expected, "round {round}");
+        }
         Ok(())
     })
-}
-
-async fn poll_some<F: Future>(mut future: Pin<&mut F>, times: u32) {
-    for _ in 0..times {
-        if poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_ready())).await {
-            return;
-        }
-        tokio::task::yield_now().await;
-    }
 }
 
 #[doorbell_test::test]

@@ -1,6 +1,6 @@
 //! Byte streams.
 
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
 use std::task::{Context as TaskContext, Poll, Waker};
@@ -12,7 +12,7 @@ use doorbell_test::Context;
 use doorbell_tokio::{ConnectError, RdmaListener, RdmaStream, StreamConfig};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
-use crate::{LIMIT, Result, run};
+use crate::{LIMIT, Result, cancelled, run};
 
 async fn pair(a: &Context, b: &Context, config: StreamConfig) -> Result<(RdmaStream, RdmaStream)> {
     let mut listener = RdmaListener::bind("127.0.0.1:0", a.protection_domain()?, config.clone()).await?;
@@ -219,19 +219,6 @@ fn a_buffer_dropped_by_another_thread_is_never_missed(a: Context, b: Context) ->
     })
 }
 
-/// Polls `future` `times` times, then drops it; its output if it was ready by then.
-async fn cancelled<T>(future: impl Future<Output = T>, times: u32) -> Option<T> {
-    let mut future = pin!(future);
-    for _ in 0..times {
-        let polled = poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await;
-        if let Poll::Ready(output) = polled {
-            return Some(output);
-        }
-        tokio::task::yield_now().await;
-    }
-    None
-}
-
 #[doorbell_test::test(drop = 0.01, seed = 11)]
 fn futures_dropped_at_any_point_lose_no_byte(a: Context, b: Context) -> Result {
     run(async {
@@ -243,12 +230,21 @@ fn futures_dropped_at_any_point_lose_no_byte(a: Context, b: Context) -> Result {
             while sent < bytes.len() {
                 times = (times + 1) % 5;
                 let piece = &bytes[sent..bytes.len().min(sent + 700)];
-                match cancelled(left.write(piece), times).await {
-                    Some(len) => sent += len?,
-                    None => drop(cancelled(left.reserve(100), times).await),
+                if let Some(len) = cancelled(left.write(piece), times).await {
+                    sent += len?;
+                } else if let Some(chunk) = cancelled(left.reserve(piece.len()), times).await {
+                    let mut chunk = chunk?;
+                    let len = chunk.len();
+                    chunk.copy_from_slice(&piece[..len]);
+                    if cancelled(left.send(chunk), times).await.transpose()?.is_some() {
+                        sent += len;
+                    }
                 }
             }
-            left.shutdown().await
+            while cancelled(left.shutdown(), times).await.transpose()?.is_none() {
+                times = (times + 1) % 5;
+            }
+            io::Result::Ok(())
         });
         let (mut read, mut times) = (Vec::new(), 0);
         loop {
@@ -377,6 +373,44 @@ fn a_client_that_says_nothing_delays_no_other(a: Context, b: Context) -> Result 
         };
         let (refused, ()) = (tokio::join!(listener.accept(), stranger).0, ());
         assert!(matches!(refused, Err(ConnectError::NoStream { .. })), "{refused:?}");
+        Ok(())
+    })
+}
+
+/// Dropped before its first poll, it has not begun; after that its TCP connection comes to the
+/// listener, whose future is dropped likewise.
+#[doorbell_test::test]
+fn connecting_dropped_at_any_point_delays_no_other(a: Context, b: Context) -> Result {
+    const CLIENTS: u32 = 40;
+    run(async {
+        let mut listener = RdmaListener::bind("127.0.0.1:0", a.protection_domain()?, small()).await?;
+        let (address, pd) = (listener.local_addr(), b.protection_domain()?);
+        let mut begun = 1;
+        for client in 0..CLIENTS {
+            begun += u32::from(client % 4 > 0);
+            let connect = RdmaStream::connect(address, pd.clone(), small());
+            assert!(cancelled(connect, client % 4).await.is_none());
+        }
+        let last = tokio::spawn(async move {
+            let mut stream = RdmaStream::connect(address, pd, small()).await?;
+            stream.write_all(b"whole").await?;
+            Result::Ok(stream)
+        });
+        let (mut streams, mut times) = (Vec::new(), 0);
+        while begun > 0 {
+            times = (times + 1) % 5;
+            if let Some(accepted) = cancelled(listener.accept(), times).await {
+                begun -= 1;
+                streams.extend(accepted);
+            }
+        }
+        let mut whole = 0;
+        for mut stream in streams {
+            let mut bytes = [0; 5];
+            whole += u32::from(stream.read_exact(&mut bytes).await.is_ok() && &bytes == b"whole");
+        }
+        assert_eq!(whole, 1);
+        last.await??;
         Ok(())
     })
 }

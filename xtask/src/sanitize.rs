@@ -109,6 +109,16 @@ const EXAMPLES: [&str; 5] = [
     "--locked",
     "--no-fail-fast",
 ];
+/// Streams and operations of tasks, with futures dropped at every await point: what they lend to a
+/// device must neither leak nor be freed before the device is done with it.
+const TASKS: [&str; 6] = [
+    "--package",
+    "doorbell-tests",
+    "--test",
+    "tokio",
+    "--locked",
+    "--no-fail-fast",
+];
 const BUT_THE_COMPILER: [&str; 3] = ["--", "--skip", "misuse"];
 
 /// The command-line form. Returns the exit status.
@@ -202,7 +212,9 @@ fn address() -> Result<Verdict> {
     let kernels = ci::tests(tests("address", FLAGS)?.args(KERNELS))?;
     let mut examples = tests("address", FLAGS)?;
     let examples = ci::tests(examples.args(EXAMPLES).env("LSAN_OPTIONS", &leaks))?;
-    Ok(verbs.and(device).and(rdmacm).and(kernels).and(examples))
+    let mut tasks = tests("address", FLAGS)?;
+    let tasks = ci::tests(tasks.args(TASKS).env("LSAN_OPTIONS", &leaks))?;
+    Ok(verbs.and(device).and(rdmacm).and(kernels).and(examples).and(tasks))
 }
 
 fn thread() -> Result<Verdict> {

@@ -1,4 +1,4 @@
-//! `libnccl.so.2`: NCCL's C API over `doorbell-collectives` on GPU memory (decision 110).
+//! `libnccl.so.2`: NCCL's C API over `doorbell-collectives` on GPU memory (decision 106).
 //!
 //! The library exports every function of NCCL 2.32.3, and nothing else. What it does not do yet
 //! returns `ncclInvalidUsage`, with a sentence in `ncclGetLastError`; it never calls another NCCL.

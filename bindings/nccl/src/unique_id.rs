@@ -95,7 +95,7 @@ impl<'a> Rule<'a> {
             true => interface == *name,
             false => interface.starts_with(name),
         };
-        let place = self.names.iter().position(fits);
+        let place = self.names.iter().position(|name| fits(name));
         if !self.excludes && !self.names.is_empty() {
             return place;
         }

@@ -38,9 +38,9 @@ pub(super) struct PeerStreams {
 }
 
 pub(super) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, BootstrapError> {
-    let failed = |source| BootstrapError::Resolve {
+    let failed = |error| BootstrapError::Resolve {
         host: host.to_owned(),
-        source,
+        error,
     };
     let found: Vec<_> = (host, port).to_socket_addrs().map_err(failed)?.collect();
     if found.is_empty() {
@@ -192,9 +192,9 @@ fn listen_for_peers(
     let JoinRequest { secret, ranks, .. } = *request;
     TcpListener::bind(address)
         .and_then(|listener| HelloListener::new(listener, ranks, &PROTOCOL, secret, Some(nonce)))
-        .map_err(|source| BootstrapError::Listen {
+        .map_err(|error| BootstrapError::Listen {
             address: address.ip().to_string(),
-            source,
+            error,
         })
 }
 

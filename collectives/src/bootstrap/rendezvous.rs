@@ -59,9 +59,9 @@ impl Rendezvous {
     }
 
     fn listen(address: SocketAddr, secret: Secret, ranks: Option<u32>) -> Result<Self, BootstrapError> {
-        let listen = |source| BootstrapError::Listen {
+        let listen = |error| BootstrapError::Listen {
             address: address.to_string(),
-            source,
+            error,
         };
         if !is_connectable(address.ip()) {
             let what = "the others need one address to connect to, and this stands for many";
@@ -280,7 +280,7 @@ impl RendezvousServer {
             Some(Ok(served)) => served,
             _ => Err(BootstrapError::System {
                 what: "serve the rendezvous",
-                source: io::Error::other("its thread panicked"),
+                error: io::Error::other("its thread panicked"),
             }),
         }
     }

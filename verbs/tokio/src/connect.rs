@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use doorbell_verbs::exchange::{Exchange, ExchangeError};
-use doorbell_verbs::{EventError, MemoryError, PostError, ProtectionDomain, QueuePairError, TokioChannel};
+use doorbell_verbs::{
+    EventError, MemoryError, PostError, ProtectionDomain, QueuePairError, SharedReceiveQueueError, TokioChannel,
+};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
 
@@ -17,9 +19,9 @@ use crate::sleep::{Bed, Sleepers};
 use crate::stream::RdmaStream;
 
 /// Clients that are being connected at once; others wait in the listener's backlog.
-const HANDSHAKES: usize = 64;
+pub(crate) const HANDSHAKES: usize = 64;
 
-/// A stream could not be connected.
+/// A stream or queue pair could not be connected, or a server cannot go on.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
@@ -53,13 +55,15 @@ pub enum ConnectError {
     /// The completion queue could not be made.
     #[error(transparent)]
     Queue(#[from] doorbell_verbs::CompletionQueueError),
+    /// The shared receive queue could not be made.
+    #[error(transparent)]
+    SharedReceiveQueue(#[from] SharedReceiveQueueError),
     /// The system refuses a socket.
     #[error("{what}: {error}")]
     Socket {
         /// What was to be done.
         what: String,
         /// The system's error.
-        #[source]
         error: io::Error,
     },
 }
@@ -85,12 +89,7 @@ impl RdmaListener {
         config: StreamConfig,
     ) -> Result<Self, ConnectError> {
         config.check()?;
-        let failed = |error| ConnectError::Socket {
-            what: format!("listening on {address:?}"),
-            error,
-        };
-        let listener = TcpListener::bind(&address).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
+        let (listener, address) = listen(address).await?;
         Ok(Self {
             listener,
             address,
@@ -189,6 +188,19 @@ async fn open(
     let sleepers = Arc::new(Sleepers::default());
     let link = Link::new((cq, qp), memory.sending, (own, theirs), &sleepers);
     Ok(RdmaStream::new(link, Bed::new(channel, tcp, sleepers), peer, &config))
+}
+
+/// A listening socket, and its address.
+pub(crate) async fn listen(
+    address: impl tokio::net::ToSocketAddrs + std::fmt::Debug,
+) -> Result<(TcpListener, SocketAddr), ConnectError> {
+    let failed = |error| ConnectError::Socket {
+        what: format!("listening on {address:?}"),
+        error,
+    };
+    let listener = TcpListener::bind(&address).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((listener, address))
 }
 
 /// The TCP connection of an exchange, for tasks.

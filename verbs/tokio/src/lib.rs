@@ -1,6 +1,7 @@
 //! RDMA for tasks of a tokio runtime: byte streams, and operations that are awaited.
 //!
-//! The operations of an [`AsyncQueuePair`] are futures that give their buffers back.
+//! The operations of an [`AsyncQueuePair`] are futures that give their buffers back. An
+//! [`RdmaServer`] receives the messages of many of them, by one shared receive queue.
 //!
 //! An [`RdmaStream`] is what a `TcpStream` is: it implements `AsyncRead` and `AsyncWrite`, closes
 //! each direction by itself, and has back-pressure. Bytes go by SENDs of a reliable connection; an
@@ -52,6 +53,7 @@ mod credits;
 mod link;
 mod pending;
 mod queue_pair;
+mod server;
 mod sleep;
 mod stream;
 
@@ -59,4 +61,5 @@ pub use chunk::SendChunk;
 pub use config::{ConfigError, StreamConfig};
 pub use connect::{ConnectError, RdmaListener};
 pub use queue_pair::{AsyncQueuePair, Operation, OperationError};
+pub use server::{Client, Message, RdmaServer, ServerConfig};
 pub use stream::RdmaStream;

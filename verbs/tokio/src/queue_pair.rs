@@ -2,14 +2,17 @@
 
 use std::future::Future;
 use std::io;
+use std::net::ToSocketAddrs;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
 
 use doorbell_verbs::exchange::Exchange;
 use doorbell_verbs::{
-    AtomicWord, Buffer, Buffers, CompletionError, CompletionQueue, GrantsRead, GrantsWrite, MemoryKind, PostError,
-    ProtectionDomain, QueueKind, QueuePair, QueuePairBuilder, Remote, RemoteWord, Sink, Source, Success, TokioChannel,
+    AtomicWord, Buffer, Buffers, CompletionError, CompletionQueue, GrantsRead, GrantsWrite, Local, MemoryError,
+    MemoryKind, PostError, ProtectionDomain, QueueKind, QueuePair, QueuePairBuilder, Remote, RemoteWord, Sink, Source,
+    Success, TokioChannel,
 };
 use tokio::task::spawn_blocking;
 
@@ -19,6 +22,9 @@ use crate::sleep::{Bed, Event, Sleepers};
 
 /// Entries of its queues, which are the builder's default.
 const DEPTH: u32 = 128;
+
+/// How long connecting to a peer may take.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Turns of the runtime that a task polls before it sleeps, as of a stream by default.
 const SPINS: u32 = 200;
@@ -31,17 +37,13 @@ const SPINS: u32 = 200;
 /// and the buffer is dropped when it is done with it.
 ///
 /// ```no_run
-/// # use std::time::Duration;
 /// # use doorbell_tokio::AsyncQueuePair;
-/// # use doorbell_verbs::exchange::Exchange;
-/// # use doorbell_verbs::{Local, ProtectionDomain, Remote, WriteAccess};
+/// # use doorbell_verbs::{ProtectionDomain, Remote, WriteAccess};
 /// # async fn example(pd: ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
-/// let exchange = Exchange::connect("server:18516", Duration::from_secs(10))?;
-/// let (qp, their_data) = AsyncQueuePair::connect(exchange, pd.clone(), |options| options, b"").await?;
+/// let (qp, their_data) = AsyncQueuePair::connect("server:18516", pd, |options| options, b"").await?;
 /// let inbox = Remote::<WriteAccess>::from_bytes(&their_data)?;
-/// let block = pd.register(vec![7; 4096], Local)?;
-/// let block = qp.write(block, inbox).await?;
-/// let (success, answer) = qp.receive(pd.register(vec![0; 64], Local)?).await?;
+/// let block = qp.write(qp.register(vec![7; 4096])?, inbox).await?;
+/// let (success, answer) = qp.receive(qp.register(vec![0; 64])?).await?;
 /// # Ok(())
 /// # }
 /// ```
@@ -93,6 +95,7 @@ enum State {
 pub(crate) type Outcome = (Result<Success, CompletionError>, Buffers);
 
 struct Shared {
+    pd: ProtectionDomain,
     /// Held for the time of a post or a poll, never across an await.
     connection: Mutex<Connection>,
 }
@@ -116,6 +119,21 @@ enum Broken {
 }
 
 impl AsyncQueuePair {
+    /// Connects to a peer, an [`RdmaServer`](crate::RdmaServer) say, retrying until it listens, for
+    /// 10 s at most; then as [`over`](Self::over), which may take as long again.
+    ///
+    /// # Errors
+    /// When no program listens in time; and as of [`over`](Self::over).
+    pub async fn connect(
+        to: impl ToSocketAddrs + std::fmt::Debug + Send + 'static,
+        pd: ProtectionDomain,
+        options: impl FnOnce(QueuePairBuilder<'_>) -> QueuePairBuilder<'_>,
+        data: &[u8],
+    ) -> Result<(Self, Vec<u8>), ConnectError> {
+        let exchange = joined(spawn_blocking(move || Exchange::connect(to, TIMEOUT)).await)??;
+        Self::over(exchange, pd, options, data).await
+    }
+
     /// Makes a queue pair with these options in `pd`, connects it to the peer's by `exchange`, and
     /// exchanges `data`: returns the peer's. Its queues have 128 entries each.
     ///
@@ -123,7 +141,7 @@ impl AsyncQueuePair {
     ///
     /// # Errors
     /// When an object cannot be made, or the peer is gone, too slow, or another program.
-    pub async fn connect(
+    pub async fn over(
         exchange: Exchange,
         pd: ProtectionDomain,
         options: impl FnOnce(QueuePairBuilder<'_>) -> QueuePairBuilder<'_>,
@@ -149,9 +167,18 @@ impl AsyncQueuePair {
             woken: Vec::new(),
         };
         let shared = Arc::new(Shared {
+            pd,
             connection: Mutex::new(connection),
         });
         Ok((Self { shared }, theirs))
+    }
+
+    /// Registers memory in its protection domain for its operations: peers have no access.
+    ///
+    /// # Errors
+    /// As of [`ProtectionDomain::register`].
+    pub fn register(&self, memory: Vec<u8>) -> Result<Buffer, MemoryError> {
+        self.shared.pd.register(memory, Local)
     }
 
     /// Sends `buffer`.
