@@ -1,7 +1,10 @@
 """Ranks as processes."""
 
 import multiprocessing
+import os
+import signal
 import socket
+import threading
 import traceback
 
 import doorbell_rdma
@@ -13,6 +16,12 @@ TIMEOUT = 60.0
 
 class Killed:
     """In place of a result: the process was ended by a signal."""
+
+
+def interrupt_after(seconds):
+    """Ctrl-C after a time, also where the tests were started with it ignored, as by a shell's &."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
 def _process(pipe, function, arguments):

@@ -31,7 +31,7 @@ def _interrupted(comm):
     values = array.array("i", [1])
     try:
         if comm.rank == 0:
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            ranks.interrupt_after(0.2)
             comm.receive(values, 1)
         else:
             comm.receive(values, 0)
@@ -98,7 +98,7 @@ class Failures(unittest.TestCase):
 
     def test_ctrl_c_ends_a_join(self):
         start = time.monotonic()
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        ranks.interrupt_after(0.3)
         with self.assertRaises(KeyboardInterrupt):
             doorbell_rdma.Communicator(0, 2, f"127.0.0.1:{ranks.free_port()}", secret=ranks.SECRET, timeout=ranks.TIMEOUT)
         self.assertLess(time.monotonic() - start, ranks.TIMEOUT / 2)

@@ -1,8 +1,6 @@
 """The backend of torch.distributed, beside gloo."""
 
 import os
-import signal
-import threading
 import unittest
 
 import ranks
@@ -149,7 +147,7 @@ def _errors(rank, size):
 def _interrupted(rank, size):
     """Rank 0 waits for a message that does not come, and is interrupted as from a terminal."""
     if rank == 0:
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        ranks.interrupt_after(0.2)
     try:
         dist.recv(torch.empty(1), 1 - rank)
     except BaseException as error:

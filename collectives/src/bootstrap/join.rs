@@ -67,7 +67,8 @@ pub(super) fn join(
         .stream()
         .peer_addr()
         .map_err(BootstrapError::system("get the rendezvous' address"))?;
-    // When its time has passed, it names the ranks that are missing: a little later than this rank's time.
+    // When its time has passed, it names the ranks that are missing: a little later than this
+    // rank's time.
     let answer = Deadline::after(options.timeout.saturating_add(ANSWER));
     let table = match BootstrapMessage::receive(&mut rendezvous, answer) {
         Ok(BootstrapMessage::Table(table)) if table.len() == ranks as usize => table,
