@@ -1,4 +1,4 @@
-//! Handles of communicators: numbers that are given out once, so that one that was destroyed, or
+//! Handles of communicators: numbers that are assigned once, so that one that was destroyed, or
 //! never was, is recognized without reading through it.
 
 use std::collections::BTreeMap;

@@ -45,10 +45,9 @@ impl<T: HasReceiveQueue, B: Backend> QueuePair<T, B> {
     /// messages are received into what was posted. To end it, [`flush`](Self::flush) by the send
     /// half, which completes all receives with errors.
     ///
-    /// ```no_run
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// ```
     /// # use doorbell_verbs::*;
-    /// # let (qp, buffers): (QueuePair, Vec<Buffer>) = unimplemented!();
+    /// # fn example(qp: QueuePair, buffers: Vec<Buffer>) -> Result<(), Box<dyn std::error::Error>> {
     /// let (mut send, mut receive) = qp.split();
     /// let receiver = std::thread::spawn(move || {
     ///     for buffer in buffers {
