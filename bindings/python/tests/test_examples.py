@@ -18,9 +18,11 @@ EXAMPLES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 
 def _start(name, port, **variables):
     device = {"DOORBELL_DEVICE": "soft?address=" + ranks.device_address(port)}
+    # Unbuffered, a line and its end would be two writes, between which another rank's may come.
+    buffered = {"PYTHONUNBUFFERED": ""}
     return subprocess.Popen(
         [sys.executable, os.path.join(EXAMPLES, name)],
-        env={**os.environ, **device, **variables},
+        env={**os.environ, **buffered, **device, **variables},
         stdout=subprocess.PIPE,
         text=True,
     )
