@@ -22,13 +22,13 @@ pub enum Error {
     Memory(#[from] MemoryError),
     /// From the RDMA device, for a queue pair.
     #[error("the queue pair that flushes writes into GPU memory: {0}")]
-    QueuePair(#[from] QueuePairError),
+    QueuePair(QueuePairError),
     /// From the RDMA device, for a completion queue.
     #[error("the completion queue that flushes writes into GPU memory: {0}")]
-    CompletionQueue(#[from] CompletionQueueError),
+    CompletionQueue(CompletionQueueError),
     /// The flushing READ could not be posted.
     #[error("the READ that flushes writes into GPU memory could not be posted: {0}")]
-    FlushRefused(#[from] PostError),
+    FlushRefused(PostError),
     /// The flushing READ failed.
     #[error("the READ that flushes writes into GPU memory failed: {0}")]
     FlushFailed(String),
@@ -38,4 +38,21 @@ pub enum Error {
         /// Its length in bytes.
         len: usize,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::error::Error as _;
+
+    #[test]
+    fn causes_are_said_once() {
+        let error = crate::heap::HeapError::Register(Box::new(Error::QueuePair(QueuePairError::Query {
+            object: "of a test".to_owned(),
+            error: std::io::Error::other("no answer"),
+        })));
+        let said = "the queue pair that flushes writes into GPU memory: ibv_query_qp(of a test): no answer";
+        assert_eq!(error.to_string(), said);
+        assert!(error.source().is_none());
+    }
 }

@@ -161,16 +161,17 @@ impl FlushReader {
         let Some(buffer) = chunks.next() else {
             return Err(Error::TooLong { len: memory.len() });
         };
-        let cq = pd.context().completion_queue(2)?;
+        let cq = pd.context().completion_queue(2).map_err(Error::CompletionQueue)?;
         let prepared = pd
             .queue_pair(&cq)
             .max_send_wr(1)
             .max_recv_wr(1)
             .max_rd_atomic(1)
             .allow_remote_read()
-            .rc()?;
+            .rc()
+            .map_err(Error::QueuePair)?;
         let here = prepared.endpoint();
-        let qp = prepared.connect(&here)?;
+        let qp = prepared.connect(&here).map_err(Error::QueuePair)?;
         let into = pd.register(vec![0u8; 1], Local)?;
         let whole = buffer.remote();
         let from = whole.slice(0, 1).unwrap_or(whole);
@@ -187,11 +188,12 @@ impl FlushReader {
         let Some(into) = self.into.take() else {
             return Err(Error::FlushFailed("an earlier one has failed".to_owned()));
         };
-        self.qp.post(|batch| {
+        let posted = self.qp.post(|batch| {
             batch.read(into, self.from).signaled();
-        })?;
+        });
+        posted.map_err(Error::FlushRefused)?;
         loop {
-            if let Some(mut done) = self.cq.poll()?.next() {
+            if let Some(mut done) = self.cq.poll().map_err(Error::CompletionQueue)?.next() {
                 done.result()
                     .map_err(|failure| Error::FlushFailed(failure.to_string()))?;
                 self.into = done.take::<Local>();

@@ -273,8 +273,9 @@ fn cycles_are_times_by_another_unit() {
     let figure = |flag: &str| {
         let (client, report, _) = tools.pair(&format!("ib_write_lat -n 500 {flag}"));
         let unit = report["test_info"]["Unit"].as_str().expect("a unit").to_owned();
-        let typical: f64 = client.rows()[0][4].parse().expect("a number");
-        (unit, typical)
+        // The least: the typical one of a busy machine may be fifty times longer in one run.
+        let least: f64 = client.rows()[0][2].parse().expect("a number");
+        (unit, least)
     };
     let (unit, cycles) = figure("-C");
     assert_eq!(unit, "cycles");

@@ -7,7 +7,8 @@
 mod altered;
 mod libraries;
 
-use std::fmt::{Display, Write as _};
+use std::error::Error;
+use std::fmt::Write as _;
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::os::fd::OwnedFd;
@@ -73,10 +74,14 @@ fn open(name: &str) -> Context {
     Library::new(api()).open(name).unwrap()
 }
 
-fn text<T>(result: Result<T, impl Display>) -> String {
+/// The message, with everything that the chain of sources would add once more.
+fn text<T>(result: Result<T, impl Error>) -> String {
     match result {
         Ok(_) => panic!("it was to fail"),
-        Err(error) => error.to_string(),
+        Err(error) => {
+            assert!(error.source().is_none(), "not once: {error}: {:?}", error.source());
+            error.to_string()
+        }
     }
 }
 

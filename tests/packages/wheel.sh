@@ -1,17 +1,28 @@
 #!/bin/sh
-# Installs the wheel in a fresh environment of a Python, runs the command, and tests under the pytest plugin.
+# Installs the wheel in a fresh environment of a Python, runs the command, the tests of the package, and tests
+# under the pytest plugin.
 #
 # Usage: wheel.sh PYTHON WHEEL
 set -eu
 python=$1 wheel=$2
+tests=$(cd "$(dirname "$0")/../../bindings/python/tests" && pwd)
+export PYTHONDONTWRITEBYTECODE=1
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 "$python" -m venv "$folder/venv"
 bin=$folder/venv/bin
-"$bin/pip" install --quiet --disable-pip-version-check "$wheel" pytest
+"$bin/pip" install --quiet --disable-pip-version-check "$wheel" pytest numpy
 
 test "$("$bin/doorbell" --version)" = "$("$bin/python" -m doorbell_rdma --version)"
 "$bin/doorbell" bw write -n 1000
+"$bin/pytest" --quiet -p no:cacheprovider "$tests"
+# As PyTorch finds the backend; it would call it.
+"$bin/python" - <<'ENTRY'
+from importlib.metadata import distribution
+
+[entry] = [entry for entry in distribution("doorbell-rdma").entry_points if entry.group == "torch.backends"]
+assert callable(entry.load())
+ENTRY
 
 cat > "$folder/test_device.py" <<'TEST'
 import ctypes

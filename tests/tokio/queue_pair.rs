@@ -146,6 +146,8 @@ fn operations_dropped_at_any_point_free_their_buffers_in_the_end(a: Context, b: 
                 left.read(left.register(vec![0; 8])?, target).await?;
             }
         }
+        // Completes after all others.
+        left.read(left.register(vec![0; 8])?, remote).await?;
         // The region's last buffer is the one that was kept.
         let kept = buffers.pop_front().ok_or("no buffer")?;
         kept.into_memory().map_err(|_| "a buffer is still lent")?;

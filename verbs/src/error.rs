@@ -37,7 +37,7 @@ pub enum DeviceError {
     Library(#[from] sys::LoadError),
     /// ibv_get_device_list(3) failed.
     #[error("ibv_get_device_list: {0}; is the kernel's ib_uverbs module loaded?")]
-    List(#[source] io::Error),
+    List(io::Error),
     /// There is no device of that name.
     #[error("no RDMA device {name:?}; {}", list_devices(.available))]
     NoDevice {
@@ -52,7 +52,6 @@ pub enum DeviceError {
         /// The device's name.
         name: String,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// A query of a device, a port or a GID table failed.
@@ -63,7 +62,6 @@ pub enum DeviceError {
         /// The device, and the port or index where there is one.
         object: String,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// The device has no such port.
@@ -94,7 +92,6 @@ pub enum DeviceError {
         /// The device's name.
         device: String,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
 }
@@ -142,7 +139,6 @@ pub enum MemoryError {
         /// Advice.
         advice: String,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// Huge pages could not be allocated.
@@ -155,7 +151,6 @@ pub enum MemoryError {
         /// The size of the pages, in KiB.
         page_kib: usize,
         /// The error of mmap(2).
-        #[source]
         error: io::Error,
     },
     /// Memory that other processes can map could not be allocated.
@@ -166,7 +161,6 @@ pub enum MemoryError {
         /// The requested length in bytes.
         len: usize,
         /// The system's error.
-        #[source]
         error: io::Error,
     },
     /// The device has no on-demand paging.
@@ -181,7 +175,6 @@ pub enum MemoryError {
         /// The device's name.
         device: String,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// ibv_alloc_mw(3) failed.
@@ -192,7 +185,6 @@ pub enum MemoryError {
         /// Its type: 1 or 2.
         kind: u32,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// ibv_rereg_mr(3) failed.
@@ -201,7 +193,6 @@ pub enum MemoryError {
         /// The device's name.
         device: String,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// The device cannot register dma-bufs.
@@ -234,7 +225,6 @@ pub enum MemoryError {
         /// Its length in bytes.
         len: usize,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// A range beyond what the owner lends.
@@ -257,7 +247,6 @@ pub enum MemoryError {
         /// The length in bytes.
         len: usize,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// A range beyond the device memory.
@@ -278,7 +267,7 @@ pub enum MemoryError {
     },
     /// ibv_dereg_mr(3) failed; the memory stays registered, and is leaked.
     #[error("ibv_dereg_mr: {0}; the memory is leaked, because the device may still touch it")]
-    Deregister(#[source] io::Error),
+    Deregister(io::Error),
 }
 
 impl MemoryError {
@@ -328,7 +317,6 @@ pub enum CompletionQueueError {
         /// The requested entries.
         entries: u32,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// Fewer entries than its queue pairs have reserved.
@@ -351,7 +339,6 @@ pub enum CompletionQueueError {
         /// The requested entries.
         entries: u32,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// ibv_modify_cq(3) failed.
@@ -364,7 +351,6 @@ pub enum CompletionQueueError {
         /// The requested period in microseconds (`cq_period`).
         period_us: u16,
         /// The library's error; [`Unsupported`](io::ErrorKind::Unsupported) without moderation.
-        #[source]
         error: io::Error,
     },
     /// ibv_poll_cq(3) or an extended poll failed: the queue and its queue pairs are broken.
@@ -389,7 +375,6 @@ pub enum EventError {
         /// The device's name.
         device: String,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// Events cannot be read.
@@ -400,7 +385,6 @@ pub enum EventError {
         /// The device's name.
         device: String,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// The completion queue was made without a channel, so it cannot notify.
@@ -418,7 +402,6 @@ pub enum EventError {
         /// The device's name.
         device: String,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// Another reader of the context's asynchronous events exists.
@@ -478,7 +461,6 @@ pub enum QueuePairError {
         /// The device's name.
         device: String,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// The provider has no `ibv_wr_*` calls (ibv_wr_post(3)).
@@ -534,7 +516,6 @@ pub enum QueuePairError {
         /// What is wrong, in words.
         explanation: Box<Explanation>,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// ibv_attach_mcast(3) or ibv_detach_mcast(3) failed.
@@ -543,7 +524,6 @@ pub enum QueuePairError {
         /// The function, the queue pair and the group.
         call: String,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// A value beyond the range of its attribute.
@@ -564,7 +544,6 @@ pub enum QueuePairError {
         /// The queue pair.
         object: String,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// A port or a GID could not be queried.
@@ -582,6 +561,18 @@ mod tests {
         let refused = check(22).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(22));
         assert!(check(-1).is_err());
+    }
+
+    #[test]
+    fn causes_are_said_once() {
+        use std::error::Error;
+
+        let error = crate::exchange::ExchangeError::from(QueuePairError::Query {
+            object: "of a test".into(),
+            error: io::Error::other("no answer"),
+        });
+        assert_eq!(error.to_string(), "ibv_query_qp(of a test): no answer");
+        assert!(error.source().is_none());
     }
 
     #[test]

@@ -174,8 +174,9 @@ pub use qp::{
     Backend, Batch, Connected, ConnectionAttr, Connectionless, EitherBackend, Endpoint, Explanation, GRH_BYTES,
     GlobalPath, HasReceiveQueue, ModifyQueuePair, ParseEndpointError, PathAttr, PathMigration, PostError, PostList,
     PostTarget, PreparedQueuePair, QpState, QueueKind, QueuePair, QueuePairAttr, QueuePairBuilder, QueuePairCapacity,
-    ReceiveBatch, RejectReason, RejectedBatch, Reliable, ReliableAttr, ReliableConnection, RemoteRights, Transport,
-    TransportKind, UdEndpoint, UnreliableConnection, UnreliableDatagram, WithSrq, WorkRequest, WrPost,
+    ReceiveBatch, ReceiveHalf, RejectReason, RejectedBatch, RejoinError, Reliable, ReliableAttr, ReliableConnection,
+    RemoteRights, SendHalf, Transport, TransportKind, UdEndpoint, UnreliableConnection, UnreliableDatagram, WithSrq,
+    WorkRequest, WrPost,
 };
 pub use srq::{
     SharedReceiveBatch, SharedReceiveQueue, SharedReceiveQueueAttr, SharedReceiveQueueBuilder, SharedReceiveQueueError,

@@ -30,6 +30,7 @@ mod raw;
 mod refusal;
 mod rig;
 mod shared;
+mod split;
 mod stub;
 mod threads;
 mod transports;

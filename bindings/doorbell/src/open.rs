@@ -26,7 +26,6 @@ pub enum OpenError {
     #[error("{error}{reason}")]
     Device {
         /// The library's error.
-        #[source]
         error: DeviceError,
         /// What the userspace device adds to an errno, after a semicolon; empty otherwise.
         reason: String,

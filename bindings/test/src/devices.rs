@@ -47,7 +47,7 @@ pub enum Error {
     Context(#[from] DeviceError),
     /// The folder of the captures cannot be created.
     #[error("the folder of captures: {0}")]
-    Captures(#[from] io::Error),
+    Captures(io::Error),
 }
 
 impl Devices {
@@ -135,7 +135,7 @@ impl Devices {
         let name = self.name.unwrap_or_else(|| thread.name().unwrap_or("test").to_owned());
         Ok(TestDevices {
             faults: self.faults.parse()?,
-            captures: Captures::new(&name, self.pcap.as_deref())?,
+            captures: Captures::new(&name, self.pcap.as_deref()).map_err(Error::Captures)?,
             name,
             devices: Vec::new(),
             failed: false,

@@ -28,12 +28,12 @@ pub enum BootstrapError {
         expected: &'static str,
     },
     /// An invalid unique id.
-    #[error("environment variable {variable}: {source}")]
+    #[error("environment variable {variable}: {error}")]
     Id {
         /// The variable that holds it.
         variable: &'static str,
         /// The parse error.
-        source: NotAnId,
+        error: NotAnId,
     },
     /// A rank that is not below the number of ranks, or too many ranks.
     #[error("rank {rank} of {ranks} cannot be: ranks count from 0, and a group has 1 to {max}", max = super::wire::MAX_RANKS)]
@@ -45,21 +45,21 @@ pub enum BootstrapError {
     },
     /// No socket of this process could listen.
     #[error(
-        "cannot listen on {address} for the other ranks: {source}; DOORBELL_BOOTSTRAP names another address of this machine"
+        "cannot listen on {address} for the other ranks: {error}; DOORBELL_BOOTSTRAP names another address of this machine"
     )]
     Listen {
         /// The address.
         address: String,
         /// The kernel's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// A host name that does not resolve.
-    #[error("cannot find host {host:?}, where the ranks meet: {source}")]
+    #[error("cannot find host {host:?}, where the ranks meet: {error}")]
     Resolve {
         /// The name.
         host: String,
         /// The resolver's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// No rendezvous of this group answers.
     #[error(
@@ -99,7 +99,7 @@ pub enum BootstrapError {
     },
     /// The ranks of several processes have no secret.
     #[error("no secret authenticates the ranks: {0}; set DOORBELL_SECRET on all of them, as to openssl rand -hex 16")]
-    NoSecret(#[from] SecretError),
+    NoSecret(SecretError),
     /// The rendezvous or a member stopped answering during the handshake.
     #[error("rank {rank} lost {peer} while the group came together: {reason}")]
     Lost {
@@ -122,19 +122,27 @@ pub enum BootstrapError {
         /// The last connection that was rejected and why, or nothing.
         turned_away: String,
     },
+    /// No rank of a group of any size came in time.
+    #[error("no rank came within {within:?}{turned_away}")]
+    NoRank {
+        /// The timeout.
+        within: Duration,
+        /// The last connection that was rejected and why, or nothing.
+        turned_away: String,
+    },
     /// Another system call failed.
-    #[error("cannot {what}: {source}")]
+    #[error("cannot {what}: {error}")]
     System {
         /// The action that failed.
         what: &'static str,
         /// The kernel's error.
-        source: io::Error,
+        error: io::Error,
     },
 }
 
 impl BootstrapError {
     pub(super) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::System { what, source }
+        move |error| Self::System { what, error }
     }
 }
 
@@ -152,6 +160,22 @@ pub(crate) fn in_words(ranks: &[Rank]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::CollectiveError;
+    use std::error::Error;
+
+    #[test]
+    fn causes_are_said_once() {
+        let listen = BootstrapError::system("listen")(io::Error::other("no port"));
+        let secret = BootstrapError::NoSecret(SecretError::NoHome);
+        for (error, said) in [
+            (listen, "cannot listen: no port"),
+            (secret, "no secret authenticates the ranks: HOME"),
+        ] {
+            let error = CollectiveError::from(error);
+            assert!(error.to_string().starts_with(said), "{error}");
+            assert!(error.source().is_none(), "{error}");
+        }
+    }
 
     #[test]
     fn ranks_as_text() {

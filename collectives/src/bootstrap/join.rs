@@ -30,6 +30,9 @@ pub(super) struct JoinRequest {
     pub(super) ranks: u32,
 }
 
+/// How much longer than its own timeout a rank waits for the rendezvous' answer.
+const ANSWER: Duration = Duration::from_millis(500);
+
 /// All members and the connections to them; `None` for this rank.
 #[derive(Debug)]
 pub(super) struct PeerStreams {
@@ -38,9 +41,9 @@ pub(super) struct PeerStreams {
 }
 
 pub(super) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, BootstrapError> {
-    let failed = |source| BootstrapError::Resolve {
+    let failed = |error| BootstrapError::Resolve {
         host: host.to_owned(),
-        source,
+        error,
     };
     let found: Vec<_> = (host, port).to_socket_addrs().map_err(failed)?.collect();
     if found.is_empty() {
@@ -64,7 +67,10 @@ pub(super) fn join(
         .stream()
         .peer_addr()
         .map_err(BootstrapError::system("get the rendezvous' address"))?;
-    let table = match BootstrapMessage::receive(&mut rendezvous, deadline) {
+    // When its time has passed, it names the ranks that are missing: a little later than this
+    // rank's time.
+    let answer = Deadline::after(options.timeout.saturating_add(ANSWER));
+    let table = match BootstrapMessage::receive(&mut rendezvous, answer) {
         Ok(BootstrapMessage::Table(table)) if table.len() == ranks as usize => table,
         Ok(BootstrapMessage::Reject(reason)) => return Err(BootstrapError::Refused { by, rank, reason }),
         other => return Err(lost(rank, format!("the rendezvous at {by}"), unexpected(other))),
@@ -192,9 +198,9 @@ fn listen_for_peers(
     let JoinRequest { secret, ranks, .. } = *request;
     TcpListener::bind(address)
         .and_then(|listener| HelloListener::new(listener, ranks, &PROTOCOL, secret, Some(nonce)))
-        .map_err(|source| BootstrapError::Listen {
+        .map_err(|error| BootstrapError::Listen {
             address: address.ip().to_string(),
-            source,
+            error,
         })
 }
 

@@ -181,7 +181,7 @@ fn serve(
     }
     Err(last.unwrap_or_else(|| BootstrapError::System {
         what: "listen for the other ranks",
-        source: io::ErrorKind::AddrNotAvailable.into(),
+        error: io::ErrorKind::AddrNotAvailable.into(),
     }))
 }
 
@@ -254,9 +254,9 @@ impl Variables<'_> {
     fn rendezvous(&self, launcher: Launcher) -> Result<RendezvousPoint, BootstrapError> {
         const VARIABLE: &str = "DOORBELL_ID";
         if let Some(id) = self.get(VARIABLE) {
-            let bad = |source| BootstrapError::Id {
+            let bad = |error| BootstrapError::Id {
                 variable: VARIABLE,
-                source,
+                error,
             };
             return id.parse().map(RendezvousPoint::Id).map_err(bad);
         }
@@ -334,7 +334,8 @@ impl Variables<'_> {
         let run = self.get("TORCHELASTIC_RUN_ID").unwrap_or_default();
         let restarts = self.get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
         let candidate = format!("{host}:{port}");
-        let secret = Secret::of_job(&[words, &[&candidate, &run, &restarts]].concat(), self.0)?;
+        let secret = Secret::of_job(&[words, &[&candidate, &run, &restarts]].concat(), self.0)
+            .map_err(BootstrapError::NoSecret)?;
         let host = if one_host { LOOPBACK.to_owned() } else { host };
         Ok(RendezvousPoint::Derived { host, port, secret })
     }
@@ -345,7 +346,7 @@ impl Variables<'_> {
         let [low, high, ..] = *Secret::derived(words).bytes();
         let choice = u16::from_le_bytes([low, high]) % (18432 / PORTS);
         let port = 10240 + choice * PORTS;
-        let secret = Secret::of_job(words, self.0)?;
+        let secret = Secret::of_job(words, self.0).map_err(BootstrapError::NoSecret)?;
         Ok(RendezvousPoint::Derived { host, port, secret })
     }
 }

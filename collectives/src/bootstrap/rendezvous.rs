@@ -25,7 +25,8 @@ use crate::types::Rank;
 pub struct Rendezvous {
     listener: HelloListener,
     id: UniqueId,
-    ranks: u32,
+    /// `None` until a rank says it.
+    ranks: Option<u32>,
     registered: Vec<Option<(Connection, Entry)>>,
     turned_away: Option<(SocketAddr, String)>,
 }
@@ -36,27 +37,38 @@ impl Rendezvous {
     /// # Errors
     /// [`BootstrapError::Listen`], [`BootstrapError::Rank`] for more than 4096 ranks or none,
     /// [`BootstrapError::System`] where there are no random numbers.
-    #[doc(alias = "ncclGetUniqueId")]
     pub fn open(address: IpAddr, ranks: u32) -> Result<Self, BootstrapError> {
-        let secret = Secret::random().map_err(BootstrapError::system("get random numbers"))?;
-        Self::at(SocketAddr::new(address, 0), secret, ranks)
+        Self::at(SocketAddr::new(address, 0), random_secret()?, ranks)
+    }
+
+    /// The same where the number of ranks is not known yet: the first rank that registers says it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    #[doc(alias = "ncclGetUniqueId")]
+    pub fn open_for_any(address: IpAddr) -> Result<Self, BootstrapError> {
+        Self::listen(SocketAddr::new(address, 0), random_secret()?, None)
     }
 
     /// Listens at a known address, with a secret that the ranks have already.
     pub(super) fn at(address: SocketAddr, secret: Secret, ranks: u32) -> Result<Self, BootstrapError> {
-        if ranks == 0 || ranks > MAX_RANKS {
+        if !is_valid(ranks) {
             return Err(BootstrapError::Rank { rank: Rank(0), ranks });
         }
-        let listen = |source| BootstrapError::Listen {
+        Self::listen(address, secret, Some(ranks))
+    }
+
+    fn listen(address: SocketAddr, secret: Secret, ranks: Option<u32>) -> Result<Self, BootstrapError> {
+        let listen = |error| BootstrapError::Listen {
             address: address.to_string(),
-            source,
+            error,
         };
         if !is_connectable(address.ip()) {
             let what = "the others need one address to connect to, and this stands for many";
             return Err(listen(io::Error::new(io::ErrorKind::InvalidInput, what)));
         }
         let listener = TcpListener::bind(address)
-            .and_then(|listener| HelloListener::new(listener, ranks, &PROTOCOL, secret, None))
+            .and_then(|listener| HelloListener::new(listener, ranks.unwrap_or(MAX_RANKS), &PROTOCOL, secret, None))
             .map_err(listen)?;
         let address = listener.address();
         let id = UniqueId::new(&address.ip().to_string(), address.port(), secret)
@@ -65,7 +77,7 @@ impl Rendezvous {
             listener,
             id,
             ranks,
-            registered: (0..ranks).map(|_| None).collect(),
+            registered: (0..ranks.unwrap_or(0)).map(|_| None).collect(),
             turned_away: None,
         })
     }
@@ -133,7 +145,7 @@ impl Rendezvous {
     }
 
     fn is_complete(&mut self) -> bool {
-        if self.registered.iter().any(Option::is_none) {
+        if self.ranks.is_none() || self.registered.iter().any(Option::is_none) {
             return false;
         }
         for slot in &mut self.registered {
@@ -168,12 +180,16 @@ impl Rendezvous {
             return Err("this message is not one for a rendezvous".to_owned());
         };
         let rank = Rank(hello.client);
-        if ranks != self.ranks {
+        if !is_valid(ranks) {
+            return Err(format!("a group has 1 to {MAX_RANKS} ranks, and not {ranks}"));
+        }
+        let expected = *self.ranks.get_or_insert(ranks);
+        if ranks != expected {
             return Err(format!(
-                "this group has {} ranks, and it was started for {ranks}",
-                self.ranks
+                "this group has {expected} ranks, and it was started for {ranks}"
             ));
         }
+        self.registered.resize_with(ranks as usize, || None);
         let Some(slot) = self.registered.get_mut(rank.index()) else {
             return Err(format!("there is no rank {rank} in a group of {ranks}"));
         };
@@ -197,11 +213,14 @@ impl Rendezvous {
             .turned_away
             .take()
             .map_or_else(String::new, |(from, why)| format!("; {from} was turned away: {why}"));
-        let error = BootstrapError::Missing {
-            missing: in_words(&missing),
-            ranks: self.ranks,
-            within,
-            turned_away,
+        let error = match self.ranks {
+            Some(ranks) => BootstrapError::Missing {
+                missing: in_words(&missing),
+                ranks,
+                within,
+                turned_away,
+            },
+            None => BootstrapError::NoRank { within, turned_away },
         };
         for (connection, _) in self.registered.iter_mut().flatten() {
             // Best effort: they have deadlines of their own.
@@ -209,6 +228,15 @@ impl Rendezvous {
         }
         error
     }
+}
+
+fn random_secret() -> Result<Secret, BootstrapError> {
+    Secret::random().map_err(BootstrapError::system("get random numbers"))
+}
+
+/// Whether a group has so many ranks.
+fn is_valid(ranks: u32) -> bool {
+    (1..=MAX_RANKS).contains(&ranks)
 }
 
 /// Whether other ranks can connect to `ip`: the wildcard address is not for the table.
@@ -238,6 +266,11 @@ impl RendezvousServer {
         &self.id
     }
 
+    /// Lets it serve until all ranks have registered, or the timeout; it ends with the process.
+    pub fn detach(mut self) {
+        self.thread = None;
+    }
+
     /// Waits until all ranks have registered, or the timeout.
     ///
     /// # Errors
@@ -247,7 +280,7 @@ impl RendezvousServer {
             Some(Ok(served)) => served,
             _ => Err(BootstrapError::System {
                 what: "serve the rendezvous",
-                source: io::Error::other("its thread panicked"),
+                error: io::Error::other("its thread panicked"),
             }),
         }
     }

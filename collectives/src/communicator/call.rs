@@ -218,13 +218,26 @@ impl<'c, B> Call<'c, B> {
     /// # Panics
     /// When a user-defined operator panics. The communicator has failed then.
     pub fn wait(self) -> Result<(), CollectiveError> {
+        self.wait_with(|| ())
+    }
+
+    /// As [`wait`](Self::wait), and calls `between` whenever this thread would yield the CPU or
+    /// sleep: after about a millisecond without progress, then at least every 200 µs. It may
+    /// [abort](Communicator::abort) the communicator, so that a signal can end the wait.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    ///
+    /// # Panics
+    /// As [`wait`](Self::wait), and when `between` panics; the communicator has failed then, too.
+    pub fn wait_with(self, between: impl FnMut()) -> Result<(), CollectiveError> {
         let Self {
             comm,
             spec,
             settings,
             buffers,
         } = self;
-        let result = comm.shared.run(spec?, &settings);
+        let result = comm.shared.run(spec?, &settings, between);
         drop(buffers);
         result
     }

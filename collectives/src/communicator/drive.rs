@@ -76,6 +76,19 @@ impl Drop for AbortOnPanic<'_> {
     }
 }
 
+/// The same for a panic of what a waiting thread calls, without the lock.
+struct AbortWaitOnPanic<'s>(&'s Shared);
+
+impl Drop for AbortWaitOnPanic<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0
+                .abort_local("a thread panicked while it waited for an operation of its own");
+        }
+    }
+}
+
 /// Time before a deadline that is reserved for the agreement on the cause.
 fn agreement_margin(deadline: Duration) -> Duration {
     (AGREEMENT_TIMEOUT + AGREEMENT_TIMEOUT / 4).min(deadline / 8)
@@ -121,7 +134,12 @@ impl Shared {
     }
 
     #[inline]
-    pub(super) fn run(&self, spec: OperationSpec, settings: &CallSettings) -> Result<(), CollectiveError> {
+    pub(super) fn run(
+        &self,
+        spec: OperationSpec,
+        settings: &CallSettings,
+        between: impl FnMut(),
+    ) -> Result<(), CollectiveError> {
         let nothing = spec.is_empty() && settings.forced.algorithm.is_none();
         let cache_key = (!nothing).then(|| CacheKey::of(&spec, settings)).flatten();
         let mut lock = self.lock();
@@ -132,7 +150,7 @@ impl Shared {
         let cached = cache_key.as_ref().and_then(|cache_key| state.cached(cache_key));
         if let Some(cached) = cached.filter(|_| !self.monitor.needs_attention()) {
             return match self.run_cached(state, cached, &spec) {
-                Some(ticket) => self.finish(lock, ticket),
+                Some(ticket) => self.finish(lock, ticket, between),
                 None => Ok(()),
             };
         }
@@ -143,7 +161,7 @@ impl Shared {
         if let Some(cache_key) = cache_key {
             state.cache_program(cache_key, ticket);
         }
-        self.finish(lock, ticket)
+        self.finish(lock, ticket, between)
     }
 
     /// Returns the ticket if the operation is not complete in a few microseconds.
@@ -162,7 +180,7 @@ impl Shared {
     }
 
     pub(super) fn wait(&self, ticket: Ticket) -> Result<(), CollectiveError> {
-        self.finish(self.lock(), ticket)
+        self.finish(self.lock(), ticket, || ())
     }
 
     fn submit(
@@ -259,8 +277,14 @@ impl Shared {
         }
     }
 
+    /// Calls `between` without the lock, before this thread yields the CPU or sleeps.
     #[inline]
-    fn finish<'s>(&'s self, mut lock: StateLock<'s>, ticket: Ticket) -> Result<(), CollectiveError> {
+    fn finish<'s>(
+        &'s self,
+        mut lock: StateLock<'s>,
+        ticket: Ticket,
+        mut between: impl FnMut(),
+    ) -> Result<(), CollectiveError> {
         let mut backoff = self.backoff.clone();
         let mut idle = 0u32;
         loop {
@@ -278,6 +302,9 @@ impl Shared {
                 backoff.reset();
             } else {
                 drop(lock);
+                let waiting = AbortWaitOnPanic(self);
+                between();
+                drop(waiting);
                 backoff.idle();
                 lock = self.lock();
             }

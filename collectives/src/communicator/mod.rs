@@ -221,6 +221,13 @@ impl Communicator {
         self.shared.monitor.failed()
     }
 
+    /// Why it has failed; `None` if it has not. Waits for the members' agreement on the cause.
+    #[doc(alias = "ncclCommGetLastError")]
+    #[must_use]
+    pub fn failure(&self) -> Option<CollectiveError> {
+        self.has_failed().then(|| self.shared.why())
+    }
+
     /// Finalises the communicator collectively: completes everything in flight, and returns when
     /// all ranks have called it. Dropping does the same, ignoring errors.
     ///
@@ -230,10 +237,18 @@ impl Communicator {
     #[doc(alias("ncclCommFinalize", "ncclCommDestroy", "MPI_Comm_free", "MPI_Finalize"))]
     pub fn destroy(mut self) -> Result<(), CollectiveError> {
         let left = self.leave(self.options.deadline);
-        if self.has_failed() {
-            return Err(self.shared.why());
+        self.failure().map_or(left, Err)
+    }
+
+    /// Leaves without waiting for the other ranks. Only for a communicator whose queue pairs have
+    /// carried nothing that another rank may still wait for.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn leave_at_once(mut self) -> Result<(), CollectiveError> {
+        self.options.deadline = Duration::ZERO;
+        match self.has_failed() {
+            true => Err(self.shared.why()),
+            false => Ok(()),
         }
-        left
     }
 
     fn leave(&mut self, timeout: Duration) -> Result<(), CollectiveError> {

@@ -121,7 +121,7 @@ impl Communicator {
                 }
             }
         };
-        self.shared.run(spec, &self.settings())
+        self.shared.run(spec, &self.settings(), || ())
     }
 
     /// Begins all messages before it waits for the first. What is sent, and what is received, is

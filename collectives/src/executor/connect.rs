@@ -125,7 +125,7 @@ pub(super) fn connect(
             });
         }
     }
-    let received = exchange.all_to_all(addresses)?;
+    let received = exchange.all_to_all(addresses).map_err(EngineError::Exchange)?;
     let mut links: Vec<Vec<Option<Link>>> = (0..connections).map(|_| (0..ranks).map(|_| None).collect()).collect();
     for pending_link in pending {
         let (peer, connection) = (pending_link.peer, pending_link.connection as usize);
@@ -148,7 +148,7 @@ pub(super) fn connect(
         )?);
     }
     // No rank sends before all are connected.
-    exchange.barrier()?;
+    exchange.barrier().map_err(EngineError::Exchange)?;
     Ok(links)
 }
 

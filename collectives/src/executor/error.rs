@@ -48,12 +48,11 @@ pub enum EngineError {
         /// The peer.
         peer: Rank,
         /// The error.
-        #[source]
         error: QueuePairError,
     },
     /// The exchange of addresses failed.
     #[error("exchanging addresses with the other ranks: {0}")]
-    Exchange(#[from] ExchangeError),
+    Exchange(ExchangeError),
     /// A rank has sent an invalid address.
     #[error("rank {peer} has sent no address of this version: run the same release everywhere, with the same settings")]
     BadAddress {

@@ -395,7 +395,7 @@ impl Engine {
     /// # Errors
     /// When the exchange fails. The engine is gone all the same.
     pub fn close(self, exchange: &mut dyn Exchange) -> Result<(), EngineError> {
-        Ok(exchange.barrier()?)
+        exchange.barrier().map_err(EngineError::Exchange)
     }
 }
 

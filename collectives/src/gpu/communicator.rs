@@ -1,5 +1,7 @@
 //! The communicator of ranks with GPUs: stream-ordered collectives.
 
+mod end;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -324,37 +326,6 @@ impl GpuCommunicator {
         }
     }
 
-    /// Shuts down: returns when all ranks have called it. Enqueued work still completes.
-    ///
-    /// # Errors
-    /// As [`Communicator::destroy`], and failures of the host's part of operations.
-    #[doc(alias("ncclCommDestroy", "ncclCommFinalize"))]
-    pub fn destroy(self) -> Result<(), GpuError> {
-        let Self {
-            watchdog,
-            staged,
-            state,
-            path,
-            comm,
-            context,
-            ..
-        } = self;
-        let failed = staged.error();
-        let ipc_shared = state.into_inner().unwrap_or_else(PoisonError::into_inner).ipc_shared();
-        drop((staged, path));
-        watchdog.end();
-        context.reap();
-        let parted = match failed {
-            Some(error) => Err(error),
-            None => match Arc::into_inner(comm) {
-                Some(comm) => Ok(comm.destroy()?),
-                None => Ok(()),
-            },
-        };
-        drop(ipc_shared);
-        parted
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         // A panic while it is locked leaves it in the state before a step.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -413,7 +384,7 @@ impl GpuCommunicator {
         let copiers = state.copies.as_ref().map_or(&[][..], Copies::streams);
         for stream in copiers.iter().chain([stream]) {
             let Ok(end) = Event::new(&self.context) else { continue };
-            if stream.record(&end).is_ok() {
+            if record_end(stream, &end).is_ok() {
                 let deadline = self.comm.options().deadline;
                 self.watchdog.watch(end, Instant::now() + deadline);
             }
@@ -454,14 +425,15 @@ impl GpuCommunicator {
             });
         }
         if let Some((before, end, was_capturing)) = &state.last
-            && before.as_raw() != stream.as_raw()
+            // Another stream may have the address of a borrowed one.
+            && (before.as_raw() != stream.as_raw() || stream.follower().is_some())
             && *was_capturing == is_capturing
         {
             stream.wait(end)?;
         }
         work(&mut state)?;
         let end = Event::new(&self.context)?;
-        stream.record(&end)?;
+        record_end(stream, &end)?;
         if !is_capturing {
             self.watchdog
                 .watch(end.clone(), Instant::now() + self.comm.options().deadline);
@@ -583,6 +555,12 @@ impl GpuCommunicator {
         };
         copies.run(&operation, stream)
     }
+}
+
+/// Records the end of an operation; who borrowed its stream waits for it, too.
+fn record_end(stream: &Stream, end: &Event) -> Result<(), doorbell_cuda::Error> {
+    stream.record(end)?;
+    stream.follower().map_or(Ok(()), |follower| follower.wait(end))
 }
 
 impl core::fmt::Debug for GpuCommunicator {

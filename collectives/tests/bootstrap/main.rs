@@ -267,6 +267,44 @@ fn missing_ranks_are_named_to_the_others() {
     assert_eq!(said, "ranks 1 and 3 of 4 did not come within 500ms");
 }
 
+/// Of two ranks that disagree the first one is right, whichever it is.
+#[test]
+fn the_first_rank_says_how_many_there_are() {
+    let serving = Rendezvous::open_for_any("127.0.0.1".parse().unwrap()).unwrap();
+    let serving = serving.spawn(TIMEOUT).unwrap();
+    let id = serving.id().clone();
+    serving.detach();
+    let options = Options::default();
+    let (sender, joined) = std::sync::mpsc::channel();
+    let join = |rank, ranks| {
+        let (id, sender) = (id.clone(), sender.clone());
+        thread::spawn(move || {
+            sender
+                .send((ranks, Group::join(&id, Rank(rank), ranks, &options)))
+                .unwrap()
+        })
+    };
+    join(0, 2);
+    join(1, 3);
+    let (refused, error) = joined.recv().unwrap();
+    let said = error.unwrap_err().to_string();
+    let others: &[u32] = if refused == 3 { &[1] } else { &[0, 2] };
+    let ranks = 5 - refused;
+    assert!(
+        said.contains(&format!(
+            "this group has {ranks} ranks, and it was started for {refused}"
+        )),
+        "{said}"
+    );
+    for rank in others {
+        join(*rank, ranks);
+    }
+    for _ in 0..ranks {
+        let (_, group) = joined.recv().unwrap();
+        assert_eq!(group.unwrap().ranks(), ranks);
+    }
+}
+
 #[test]
 fn a_killed_process_is_named_by_all_and_the_others_continue() {
     let mut members = processes(4);

@@ -65,3 +65,44 @@ fn a_rank_that_does_not_begin_is_named_within_the_deadline() {
         assert!(error.to_string().contains("has not begun operation 2"), "{error}");
     }
 }
+
+#[test]
+fn a_waiting_rank_can_abort_between_its_polls() {
+    let errors = world::ranks(2, &world::options(), |comm| {
+        let mut waits = 0;
+        if comm.rank() == Rank(1) {
+            let began = Instant::now();
+            while !comm.has_failed() {
+                assert!(began.elapsed() < TIMEOUT);
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let waited = comm.barrier().wait_with(|| {
+            waits += 1;
+            comm.abort("interrupted");
+        });
+        (comm.rank(), waits, waited.unwrap_err())
+    });
+    for (rank, waits, error) in errors {
+        assert_eq!(waits > 0, rank == Rank(0));
+        assert_eq!(error.culprit(), Some(Rank(0)));
+        assert!(error.to_string().contains("aborted: interrupted"), "{error}");
+    }
+}
+
+#[test]
+fn a_panic_between_the_polls_of_a_waiting_rank_ends_its_operation() {
+    world::ranks(2, &world::options(), |comm| {
+        if comm.rank() == Rank(1) {
+            return;
+        }
+        let mut data = vec![0u8; 100_000];
+        let waits = || {
+            comm.all_reduce(&mut data, ReduceOp::Sum)
+                .wait_with(|| panic!("of the test"))
+        };
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(waits)).unwrap_err();
+        let error = comm.barrier().wait().unwrap_err();
+        assert!(error.to_string().contains("panicked while it waited"), "{error}");
+    });
+}

@@ -2,6 +2,7 @@
 
 use core::ffi::{c_char, c_int};
 use core::fmt;
+use core::ptr;
 
 use crate::context::Context;
 use crate::driver::Driver;
@@ -158,6 +159,23 @@ impl Driver {
             ordinal,
             raw,
         })
+    }
+
+    /// The device of the calling thread's current context; `None` if it has no context.
+    #[doc(alias("cuCtxGetDevice", "cudaGetDevice"))]
+    pub fn current_device(self) -> Result<Option<Device>, Error> {
+        let mut context = ptr::null_mut();
+        // SAFETY: the pointer is to a local CUcontext.
+        let status = unsafe { (self.table().ctx_get_current)(&raw mut context) };
+        self.check(status, "cuCtxGetCurrent", format_args!("this thread"))?;
+        if context.is_null() {
+            return Ok(None);
+        }
+        let mut raw = 0;
+        // SAFETY: the pointer is to a local CUdevice.
+        let status = unsafe { (self.table().ctx_get_device)(&raw mut raw) };
+        self.check(status, "cuCtxGetDevice", format_args!("this thread"))?;
+        Ok(self.devices()?.into_iter().find(|device| device.raw == raw))
     }
 
     /// All devices visible to this process.

@@ -72,6 +72,16 @@ impl Resource {
         })
     }
 
+    /// One that is released elsewhere.
+    pub(crate) fn unkept(context: &Context, region: Region) -> Arc<Self> {
+        Arc::new(Self {
+            context: context.clone(),
+            region,
+            streams: Mutex::default(),
+            body: None,
+        })
+    }
+
     pub(crate) fn context(&self) -> &Context {
         &self.context
     }

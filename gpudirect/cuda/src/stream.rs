@@ -26,10 +26,21 @@ pub struct Stream(Arc<StreamInner>);
 pub(crate) struct StreamInner {
     context: Context,
     raw: RawStream,
-    /// The owner of a wrapped stream, which this crate does not destroy.
-    owner: Option<Owner>,
+    origin: Origin,
     /// Locked while work is enqueued, so that each operation's capture is known.
     state: Mutex<State>,
+}
+
+/// Who keeps a stream; this crate destroys only its own.
+enum Origin {
+    Own,
+    Kept {
+        _owner: Owner,
+    },
+    /// No owner promises to: what is used in it is in use until the follower's work is done.
+    Borrowed {
+        follower: Stream,
+    },
 }
 
 /// Keeps an object created elsewhere: any value whose drop releases it.
@@ -70,7 +81,7 @@ impl Stream {
         Ok(Self(Arc::new(StreamInner {
             context: context.clone(),
             raw,
-            owner: None,
+            origin: Origin::Own,
             state: Mutex::default(),
         })))
     }
@@ -85,9 +96,37 @@ impl Stream {
         Self(Arc::new(StreamInner {
             context: context.clone(),
             raw,
-            owner: Some(owner),
+            origin: Origin::Kept { _owner: owner },
             state: Mutex::default(),
         }))
+    }
+
+    /// Wraps a stream created elsewhere that its owner may destroy once the handle is dropped, even
+    /// with work in it. The caller that enqueues work makes `follower` wait for it afterwards: what
+    /// the work uses is kept until `follower` is done.
+    ///
+    /// # Safety
+    /// It must be a `CUstream` of `follower`'s context, valid until the handle is dropped. Nothing
+    /// may be enqueued while it is captured.
+    #[must_use]
+    pub unsafe fn borrow_raw(raw: *mut c_void, follower: &Self) -> Self {
+        Self(Arc::new(StreamInner {
+            context: follower.context().clone(),
+            raw,
+            origin: Origin::Borrowed {
+                follower: follower.clone(),
+            },
+            state: Mutex::default(),
+        }))
+    }
+
+    /// The stream that waits for its work, if it is [borrowed](Self::borrow_raw).
+    #[must_use]
+    pub fn follower(&self) -> Option<&Self> {
+        match &self.0.origin {
+            Origin::Borrowed { follower } => Some(follower),
+            Origin::Own | Origin::Kept { .. } => None,
+        }
     }
 
     /// Its context.
@@ -191,8 +230,9 @@ impl Stream {
         let state = self.0.state.lock();
         let status = function(self.driver(), self.0.raw);
         // Recorded even on failure: some calls do part of their work before they fail.
+        let used_in = self.follower().unwrap_or(self);
         for resource in uses {
-            resource.record_use(&self.0);
+            resource.record_use(&used_in.0);
         }
         if let Some(capture) = &state.capture {
             capture.keep(uses);
@@ -244,7 +284,7 @@ impl StreamInner {
     /// `None` during an enqueue or a capture: querying a captured stream invalidates the capture.
     fn lock_uncaptured(&self) -> Option<MutexGuard<'_, State>> {
         let state = self.state.try_lock().filter(|state| state.capture.is_none())?;
-        if self.owner.is_some() {
+        if !matches!(self.origin, Origin::Own) {
             let mut capturing = sys::CAPTURE_NONE;
             let _entered = self.context.enter().ok()?;
             // SAFETY: the pointer is to a local status; the stream is live.
@@ -286,7 +326,7 @@ impl StreamInner {
 
 impl Drop for StreamInner {
     fn drop(&mut self) {
-        if self.owner.is_some() {
+        if !matches!(self.origin, Origin::Own) {
             return;
         }
         let Ok(_entered) = self.context.enter() else { return };

@@ -105,9 +105,10 @@ impl<'a> HeapBuilder<'a> {
         let message = prepared
             .as_ref()
             .map_or_else(|_| vec![Vec::new(); ranks as usize], Prepared::hellos);
-        let messages = exchange.all_to_all(message)?;
+        let messages = exchange.all_to_all(message).map_err(HeapError::Exchange)?;
         let connected = prepared.and_then(|prepared| prepared.connect(rank, &messages));
-        let all = exchange.all_to_all(vec![vec![u8::from(connected.is_ok())]; ranks as usize])?;
+        let all = exchange.all_to_all(vec![vec![u8::from(connected.is_ok())]; ranks as usize]);
+        let all = all.map_err(HeapError::Exchange)?;
         let connected = connected?;
         if let Some(peer) = all.iter().position(|message| message != &[1]) {
             return Err(HeapError::PeerFailed { peer: peer as u32 });

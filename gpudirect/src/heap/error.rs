@@ -133,13 +133,13 @@ pub enum HeapError {
     },
     /// The bootstrap exchange failed.
     #[error("the exchange among the ranks: {0}")]
-    Exchange(#[from] std::io::Error),
+    Exchange(std::io::Error),
     /// A request failed.
     #[error(transparent)]
     Failed(#[from] RequestFailure),
     /// The proxy thread could not be started.
     #[error("the heap's proxy thread cannot be started: {0}")]
-    Thread(#[source] std::io::Error),
+    Thread(std::io::Error),
     /// From the CUDA driver.
     #[error(transparent)]
     Cuda(#[from] CudaError),

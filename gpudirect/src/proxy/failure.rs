@@ -78,5 +78,5 @@ pub enum ProxyError {
     Cuda(#[from] CudaError),
     /// The proxy thread could not be started.
     #[error("the proxy thread cannot be started: {0}")]
-    Thread(#[source] std::io::Error),
+    Thread(std::io::Error),
 }

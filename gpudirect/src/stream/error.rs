@@ -34,7 +34,7 @@ pub enum StreamError {
     Failed(#[from] PostFailed),
     /// The thread could not be started.
     #[error("the queue's thread cannot be started: {0}")]
-    Thread(#[source] std::io::Error),
+    Thread(std::io::Error),
     /// From the CUDA driver.
     #[error(transparent)]
     Cuda(#[from] CudaError),

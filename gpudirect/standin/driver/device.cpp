@@ -137,6 +137,13 @@ EXPORT cuCtxGetCurrent(void **context) {
     return OK;
 }
 
+EXPORT cuCtxGetDevice(int *device) {
+    const Context *context = current();
+    if (!context) return INVALID_CONTEXT;
+    *device = context->device;
+    return OK;
+}
+
 EXPORT cuCtxSetCurrent(Context *context) {
     if (!depth) depth = 1;
     stack[depth - 1] = context;

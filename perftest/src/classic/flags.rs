@@ -142,7 +142,8 @@ const DUAL: &str = "one port is measured at a time: run one test on each";
 const MMAP: &str = "memory of a file is not mapped here: it could shrink under the device";
 const SERVICE: &str = "connections get the default type of service: leave it out on both";
 const GPU: &str = "for WRITEs, READs and SENDs; refused where the processor would have to read that memory: ib_write_lat, atomics and -I. Each message in flight has memory of its own; without --use_cuda_dmabuf the best path that works is taken, as doorbell gpu lists them";
-const SOFT: &str = "on adapters and the kernel's rxe; a userspace device keeps it, and its packets have what the kernel gives its UDP socket";
+const SOFT: &str =
+    "a userspace device's packets have it over UDP; the link between processes of one host has no IP packets";
 const RAW: &str = "raw Ethernet is for raw_ethernet_bw and its like";
 
 /// All options, in the order of the help.

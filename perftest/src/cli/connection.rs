@@ -57,7 +57,8 @@ pub(crate) struct ConnectionArgs {
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the port's]
     #[arg(long, value_name = "BYTES", value_parser = parse_mtu)]
     pub(crate) mtu: Option<u32>,
-    /// DSCP of an adapter's packets, of both ends: the upper six bits of their traffic class
+    /// DSCP of the packets of both ends: the upper six bits of their traffic class (of a
+    /// userspace device those over UDP)
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..64))]
     pub(crate) dscp: u8,
     /// Index in the port's GID table [default: the first RoCEv2 entry]

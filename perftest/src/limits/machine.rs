@@ -43,7 +43,7 @@ pub(super) const LIMITS: [Limit; 9] = [
             "half round trip of two threads that busy-poll shared memory",
             |duration| match limits::shm_pingpong(duration) {
                 Ok(limit) => Ok(Measurement::Ns(limit.ns)),
-                Err(error) => Err(reason(&error)),
+                Err(error) => Err(error.to_string()),
             },
         )
     },
@@ -86,13 +86,6 @@ fn again(duration: Duration, block: usize) -> Result<Measurement, String> {
 fn bandwidth(measured: Result<limits::Bandwidth, LimitError>) -> Result<Measurement, String> {
     match measured {
         Ok(bandwidth) => Ok(Measurement::BytesPerS(bandwidth.bytes_per_s)),
-        Err(error) => Err(reason(&error)),
-    }
-}
-
-pub(super) fn reason(error: &LimitError) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
+        Err(error) => Err(error.to_string()),
     }
 }

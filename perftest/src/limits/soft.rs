@@ -9,7 +9,6 @@ use doorbell_softroce::DeviceConfig;
 use serde_json::Value;
 
 use super::Measurement;
-use super::machine::reason;
 use crate::report::LinkKind;
 
 pub(super) const IDLE: &str = "idle_cpu";
@@ -196,7 +195,7 @@ pub(super) fn idle(period: Duration) -> Result<Measurement, String> {
     let config = devices.first().ok_or("the environment configures no device")?;
     match limits::idle(config, period) {
         Ok(idle) => Ok(Measurement::Ns(idle.used.as_nanos() as f64)),
-        Err(error) => Err(reason(&error)),
+        Err(error) => Err(error.to_string()),
     }
 }
 

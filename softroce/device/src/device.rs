@@ -32,12 +32,12 @@ use crate::wakeup::Wakeup;
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The address cannot be bound.
-    #[error("cannot open {device}: {source}")]
+    #[error("cannot open {device}: {error}")]
     Bind {
         /// The device's name.
         device: String,
         /// The cause.
-        source: BindError,
+        error: BindError,
     },
     /// All of the addresses tried are in use.
     #[error(
@@ -75,30 +75,30 @@ pub enum OpenError {
         address: IpAddr,
     },
     /// The capture file cannot be written.
-    #[error("cannot open {device}: cannot capture into {}: {source}", path.display())]
+    #[error("cannot open {device}: cannot capture into {}: {error}", path.display())]
     Capture {
         /// The device's name.
         device: String,
         /// The file.
         path: PathBuf,
         /// The cause.
-        source: io::Error,
+        error: io::Error,
     },
     /// No memory for the shm rings.
-    #[error("cannot open {device}: no memory to share with other processes of this host: {source}")]
+    #[error("cannot open {device}: no memory to share with other processes of this host: {error}")]
     ShmRing {
         /// The device's name.
         device: String,
         /// The cause.
-        source: io::Error,
+        error: io::Error,
     },
     /// The progress thread could not be started.
-    #[error("cannot open {device}: cannot start its progress thread: {source}")]
+    #[error("cannot open {device}: cannot start its progress thread: {error}")]
     Thread {
         /// The device's name.
         device: String,
         /// The cause.
-        source: io::Error,
+        error: io::Error,
     },
 }
 
@@ -162,10 +162,10 @@ impl Device {
         // The group's, which peers know, not that of this process's socket.
         let address = host.address();
         if let Some(path) = &config.pcap {
-            let capture = Capture::create(path).map_err(|source| OpenError::Capture {
+            let capture = Capture::create(path).map_err(|error| OpenError::Capture {
                 device: device(),
                 path: path.clone(),
-                source,
+                error,
             })?;
             link = link.with_capture(capture);
         }
@@ -214,14 +214,14 @@ impl Device {
         let mut own = None;
         if !config.is_udp_only() {
             let enabled = core.enable_shm(config.link == LinkChoice::Local, config.copy_mode);
-            own = Some(enabled.map_err(|source| OpenError::ShmRing {
+            own = Some(enabled.map_err(|error| OpenError::ShmRing {
                 device: device(),
-                source,
+                error,
             })?);
         }
-        let wakeup = Wakeup::new().map_err(|source| OpenError::Thread {
+        let wakeup = Wakeup::new().map_err(|error| OpenError::Thread {
             device: device(),
-            source,
+            error,
         })?;
         let shared = Arc::new(Shared::new(link.local, link.rx, link.tx, link.acks, wakeup, core));
         if let Some((me, receiver)) = own {
@@ -237,9 +237,9 @@ impl Device {
             let counters = view.and_then(|view| CounterFiles::open(view, &config.name, shared.now()));
             move || progress::run(&shared, &host, (files, link.port), counters, spin)
         })
-        .map_err(|source| OpenError::Thread {
+        .map_err(|error| OpenError::Thread {
             device: device(),
-            source,
+            error,
         })?;
         tracing::debug!(device = info.name, %address, ?mtu, "soft device opened");
         Ok(Arc::new(Self {
@@ -361,12 +361,12 @@ fn join(config: &DeviceConfig) -> Result<(Host, Link), OpenError> {
     let bind = |address, patience| -> Result<_, BindError> {
         let addr = require_unicast(SocketAddr::new(address, config.port))?;
         let (host, socket) = Host::join(addr, flags, patience)?;
-        let link = Link::from_socket(socket).map_err(|source| BindError::new(addr, source))?;
+        let link = Link::from_socket(socket).map_err(|error| BindError::new(addr, error))?;
         Ok((host, link))
     };
-    let failed = |source| OpenError::Bind {
+    let failed = |error| OpenError::Bind {
         device: config.name.clone(),
-        source,
+        error,
     };
     if let Some(address) = config.address {
         return bind(address, BIND_RETRY).map_err(failed);

@@ -132,7 +132,7 @@ fn seal() -> impl Seal + 'static {
     let mut flows = FlowCache::default();
     let mut last = None;
     move |packet: &mut [u8], envelope: &Envelope| {
-        let (src, dst) = (envelope.src, envelope.dst);
+        let (src, dst) = (envelope.src, envelope.dst.addr);
         // Only the first packet of a run needs the flow lookup, which costs a tenth of its CRC.
         let flow = match last {
             Some(flow) if envelope.ident != 0 => flow,

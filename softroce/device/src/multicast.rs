@@ -17,7 +17,7 @@ pub enum AttachError {
     Exhausted,
     /// The system refuses to receive from the group.
     #[error("the group cannot be received from: {0}")]
-    Link(#[source] io::Error),
+    Link(io::Error),
 }
 
 impl From<doorbell_roce_proto::AttachError> for AttachError {

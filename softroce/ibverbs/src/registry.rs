@@ -285,20 +285,20 @@ impl SoftDevice {
 
 fn errno_of(error: &OpenError) -> c_int {
     match error {
-        OpenError::Bind { source, .. } => match source {
+        OpenError::Bind { error, .. } => match error {
             BindError::AddressInUse { .. } => libc::EADDRINUSE,
             BindError::AddressNotAvailable { .. } => libc::EADDRNOTAVAIL,
             BindError::PermissionDenied { .. } => libc::EACCES,
             BindError::NotUnicast { .. } => libc::EINVAL,
-            BindError::NotShared(JoinError::Io { source, .. }) => errno::of(source),
+            BindError::NotShared(JoinError::Io { error, .. }) => errno::of(error),
             BindError::NotShared(_) => libc::EADDRINUSE,
-            BindError::Io { source, .. } => errno::of(source),
+            BindError::Io { error, .. } => errno::of(error),
         },
         OpenError::NoFreeAddress { .. } => libc::EADDRINUSE,
         OpenError::NoQpns { .. } => libc::ENOMEM,
         OpenError::Mtu { .. } | OpenError::Port { .. } => libc::EINVAL,
-        OpenError::Capture { source, .. } | OpenError::Thread { source, .. } | OpenError::ShmRing { source, .. } => {
-            errno::of(source)
+        OpenError::Capture { error, .. } | OpenError::Thread { error, .. } | OpenError::ShmRing { error, .. } => {
+            errno::of(error)
         }
     }
 }

@@ -248,7 +248,7 @@ fn sidr_requested(
         link,
         service,
         private_data,
-        Param::Ud(datagrams(opened, peer, Qpn::new(0), 0)),
+        Param::Ud(datagrams(&Path::new(opened.ip(), peer), Qpn::new(0), 0)),
     );
 }
 
@@ -295,26 +295,32 @@ fn report_request(
 
 fn sidr_replied(opened: &OpenDevice, id: ConnectionId, reply: SidrReply) {
     let Some(shared) = identifier(opened, id) else { return };
-    let peer = shared.state().peer.map(|peer| peer.ip());
+    let path = {
+        let state = shared.state();
+        state.peer.map(|peer| Path {
+            traffic_class: state.options.traffic_class,
+            ..Path::new(opened.ip(), peer.ip())
+        })
+    };
     let (kind, status) = match reply.status {
         SidrStatus::SUCCESS => (RDMA_CM_EVENT_ESTABLISHED, 0),
         status => (RDMA_CM_EVENT_UNREACHABLE, status.0.into()),
     };
-    let Some(peer) = peer else { return };
+    let Some(path) = path else { return };
     shared.notify(EventInfo {
         kind,
         status,
-        param: Param::Ud(datagrams(opened, peer, reply.qpn, reply.qkey)),
+        param: Param::Ud(datagrams(&path, reply.qpn, reply.qkey)),
         private_data: reply.private_data,
         child: None,
     });
 }
 
-fn datagrams(opened: &OpenDevice, peer: IpAddr, qpn: Qpn, qkey: u32) -> rdma_ud_param {
+fn datagrams(path: &Path, qpn: Qpn, qkey: u32) -> rdma_ud_param {
     rdma_ud_param {
         private_data: ptr::null(),
         private_data_len: 0,
-        ah_attr: address_vector(&Path::new(opened.ip(), peer)),
+        ah_attr: address_vector(path),
         qp_num: qpn.get(),
         qkey,
     }

@@ -365,7 +365,6 @@ pub enum AddressHandleError {
         /// Device, port and destination.
         object: String,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// A port or a GID could not be queried.

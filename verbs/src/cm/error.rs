@@ -22,7 +22,7 @@ pub enum CmError {
         "rdma_create_event_channel: {0}; is there an RDMA device (`rdma link`), is the kernel's rdma_ucm module loaded (`modprobe rdma_ucm`), and may the user \
          open /dev/infiniband/rdma_cm?"
     )]
-    Unavailable(#[source] io::Error),
+    Unavailable(io::Error),
     /// A call failed immediately.
     #[error("{call}({address}): {error}; {}", call_advice(.error))]
     Call {
@@ -31,7 +31,6 @@ pub enum CmError {
         /// The peer's address, or a listener's own.
         address: SocketAddr,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// The peer, or a route to it, was not found.
@@ -50,7 +49,6 @@ pub enum CmError {
         /// The peer's address.
         address: SocketAddr,
         /// The manager's error.
-        #[source]
         error: io::Error,
     },
     /// The peer has rejected the connection, or no program listens there.

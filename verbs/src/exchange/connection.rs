@@ -14,7 +14,8 @@ use crate::memory::Buffer;
 use crate::pd::ProtectionDomain;
 use crate::qp::{QueuePair, QueuePairBuilder};
 use crate::wait::Deadline;
-use crate::wr::completion::Success;
+use crate::wr::completion::{Completion, Success};
+use crate::wr::status::CompletionError;
 
 /// The depth of its queues, which are the builder's default.
 const DEPTH: u32 = 128;
@@ -111,7 +112,7 @@ impl Connection {
     /// # Errors
     /// When a request has failed, or the device is gone.
     pub fn next_completion(&mut self) -> Result<Option<(Success, Buffer)>, ExchangeError> {
-        self.next_until(Deadline::NEVER)
+        self.next_with(None, with_buffer)
     }
 
     /// As [`next_completion`](Self::next_completion), for what must come, in this time.
@@ -119,32 +120,74 @@ impl Connection {
     /// # Errors
     /// As of that, and when the peer has left or nothing is complete in time.
     pub fn wait(&mut self, timeout: impl Into<Option<Duration>>) -> Result<(Success, Buffer), ExchangeError> {
-        let next = self.next_until(Deadline::after(timeout))?;
+        let next = self.next_with(timeout, with_buffer)?;
         let peer = self.exchange.peer;
         next.ok_or(ExchangeError::Left { peer })
     }
 
-    fn next_until(&mut self, deadline: Deadline) -> Result<Option<(Success, Buffer)>, ExchangeError> {
-        let busy = deadline.min(Deadline::after(BUSY_POLL));
-        while !self.cq.poll_ready()? && !busy.has_passed() {}
+    /// As [`next_completion`](Self::next_completion), for requests of any memory: the first that
+    /// `accept` returns of a completion. It gets each one, in order.
+    ///
+    /// # Errors
+    /// As of that, those of `accept`, and when it has accepted nothing in this time.
+    pub fn next_with<R>(
+        &mut self,
+        timeout: impl Into<Option<Duration>>,
+        mut accept: impl FnMut(Completion<'_>) -> Result<Option<R>, CompletionError>,
+    ) -> Result<Option<R>, ExchangeError> {
+        let deadline = Deadline::after(timeout);
+        self.busy_poll(deadline)?;
         loop {
-            if let Some(found) = self.take()? {
+            if let Some(found) = self.take(&mut accept)? {
                 return Ok(Some(found));
             }
             // It has left, and what it had sent before has arrived: see `finish`.
             if self.exchange.has_input() {
-                return self.take();
+                return self.take(&mut accept);
             }
             self.sleep(deadline)?;
         }
     }
 
-    /// One that is complete already; without one the queue is empty, and armed.
-    fn take(&mut self) -> Result<Option<(Success, Buffer)>, ExchangeError> {
-        while let Some(mut done) = self.cq.wait(Duration::ZERO)?.next() {
-            let success = done.result()?;
-            if let Some(buffer) = done.take() {
-                return Ok(Some((success, buffer)));
+    /// Waits until the peer has acknowledged all requests. `accept` gets each completion on the
+    /// way, also those of receives.
+    ///
+    /// # Errors
+    /// As of [`next_with`](Self::next_with).
+    pub fn flush(
+        &mut self,
+        timeout: impl Into<Option<Duration>>,
+        mut accept: impl FnMut(Completion<'_>) -> Result<(), CompletionError>,
+    ) -> Result<(), ExchangeError> {
+        let deadline = Deadline::after(timeout);
+        // Whether the peer has left says nothing of its acknowledgements: in `finish` it
+        // acknowledges until both ends are there.
+        while self.qp.free_send_slots() < self.send_depth {
+            self.busy_poll(deadline)?;
+            for done in self.cq.wait(deadline.remaining())? {
+                accept(done)?;
+            }
+            if deadline.has_passed() && self.qp.free_send_slots() < self.send_depth {
+                return Err(self.timed_out());
+            }
+        }
+        Ok(())
+    }
+
+    fn busy_poll(&mut self, deadline: Deadline) -> Result<(), ExchangeError> {
+        let busy = deadline.min(Deadline::after(BUSY_POLL));
+        while !self.cq.poll_ready()? && !busy.has_passed() {}
+        Ok(())
+    }
+
+    /// Of one that is complete already; without one the queue is empty, and armed.
+    fn take<R>(
+        &mut self,
+        accept: &mut impl FnMut(Completion<'_>) -> Result<Option<R>, CompletionError>,
+    ) -> Result<Option<R>, ExchangeError> {
+        while let Some(done) = self.cq.wait(Duration::ZERO)?.next() {
+            if let Some(accepted) = accept(done)? {
+                return Ok(Some(accepted));
             }
         }
         Ok(None)
@@ -172,16 +215,13 @@ impl Connection {
     /// # Errors
     /// As of that, and when a request has failed.
     pub fn finish(mut self) -> Result<(), ExchangeError> {
-        let deadline = Deadline::after(self.exchange.timeout);
         // Before the peer is notified: it may leave then, and polls no more.
-        while self.qp.free_send_slots() < self.send_depth {
-            for done in self.cq.wait(deadline.remaining())? {
-                done.check()?;
-            }
-            if deadline.has_passed() {
-                return Err(self.timed_out());
-            }
-        }
+        self.flush(self.exchange.timeout, |done| done.check())?;
         self.exchange.finish()
     }
+}
+
+fn with_buffer(mut done: Completion<'_>) -> Result<Option<(Success, Buffer)>, CompletionError> {
+    let success = done.result()?;
+    Ok(done.take().map(|buffer| (success, buffer)))
 }

@@ -80,7 +80,6 @@ pub enum ExchangeError {
         /// The destination.
         address: String,
         /// The system's error.
-        #[source]
         error: io::Error,
     },
     /// The address cannot be listened on.
@@ -89,7 +88,6 @@ pub enum ExchangeError {
         /// The address.
         address: String,
         /// The system's error.
-        #[source]
         error: io::Error,
     },
     /// The TCP connection broke.
@@ -98,7 +96,6 @@ pub enum ExchangeError {
         /// The peer's address.
         peer: SocketAddr,
         /// The system's error.
-        #[source]
         error: io::Error,
     },
     /// The peer closed the connection before it was done.
@@ -157,7 +154,6 @@ pub enum ExchangeError {
         /// The peer's address.
         peer: SocketAddr,
         /// The error in it.
-        #[source]
         error: ParseEndpointError,
     },
     /// The queue pair could not be made or connected.

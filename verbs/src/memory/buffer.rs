@@ -479,10 +479,10 @@ pub enum ReregisterError<K: MemoryKind> {
     Shared(Buffer<K>),
     /// The device refused, and the region is unchanged; returns the buffer.
     #[error("{1}")]
-    Refused(Buffer<K>, #[source] MemoryError),
+    Refused(Buffer<K>, MemoryError),
     /// The device failed half-way: the region is deregistered, and its memory freed.
     #[error("{0}; the region is gone")]
-    Lost(#[source] MemoryError),
+    Lost(MemoryError),
 }
 
 /// Part of a buffer, owning the whole: see [`Buffer::part`].

@@ -1,5 +1,7 @@
 //! A queue pair in use: connected, or ready for datagrams.
 
+use std::sync::Arc;
+
 use doorbell_verbs_sys as sys;
 
 use super::backend::{Backend, PostList, Receives};
@@ -59,8 +61,8 @@ impl UdLimits {
 pub struct QueuePair<T: Transport = ReliableConnection, B: Backend = PostList> {
     // Before the object: they point into the queue pair.
     pub(super) send: Poster<B>,
-    recv: Poster<Receives>,
-    pub(super) object: QpObject,
+    pub(super) recv: Poster<Receives>,
+    pub(super) object: Arc<QpObject>,
     pub(super) link: T::Link,
 }
 
@@ -69,7 +71,7 @@ impl<T: Transport, B: Backend> QueuePair<T, B> {
         Self {
             send,
             recv,
-            object,
+            object: Arc::new(object),
             link,
         }
     }

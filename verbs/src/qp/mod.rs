@@ -36,6 +36,7 @@ mod prepared;
 mod query;
 mod receive;
 mod ring;
+mod split;
 mod transport;
 mod windows;
 
@@ -55,7 +56,8 @@ pub use query::{
 pub use receive::ReceiveBatch;
 pub use ring::QueueKind;
 pub(crate) use ring::{QpId, Ring, Slot};
+pub use split::{ReceiveHalf, RejoinError};
 pub use transport::{
-    Connected, Connectionless, GRH_BYTES, HasReceiveQueue, Reliable, ReliableConnection, Transport, TransportKind,
-    UnreliableConnection, UnreliableDatagram, WithSrq,
+    Connected, Connectionless, GRH_BYTES, HasReceiveQueue, Reliable, ReliableConnection, SendHalf, Transport,
+    TransportKind, UnreliableConnection, UnreliableDatagram, WithSrq,
 };

@@ -9,6 +9,7 @@ use super::connected::QueuePair;
 use super::object::QpObject;
 use super::transport::Connectionless;
 use crate::error::{QueuePairError, check};
+use crate::sync::lock;
 use crate::types::{Gid, Lid};
 
 /// A group that a queue pair is attached to, by MGID and MLID.
@@ -51,23 +52,24 @@ impl<T: Connectionless, B: Backend> QueuePair<T, B> {
 }
 
 impl QpObject {
-    fn attach_multicast(&mut self, group: Group) -> Result<(), QueuePairError> {
+    fn attach_multicast(&self, group: Group) -> Result<(), QueuePairError> {
         self.change_group("ibv_attach_mcast", self.pd().context.api.attach_mcast, group)?;
-        if !self.groups.contains(&group) {
-            self.groups.push(group);
+        let mut groups = lock(&self.groups);
+        if !groups.contains(&group) {
+            groups.push(group);
         }
         Ok(())
     }
 
-    fn detach_multicast(&mut self, group: Group) -> Result<(), QueuePairError> {
+    fn detach_multicast(&self, group: Group) -> Result<(), QueuePairError> {
         self.change_group("ibv_detach_mcast", self.pd().context.api.detach_mcast, group)?;
-        self.groups.retain(|attached| *attached != group);
+        lock(&self.groups).retain(|attached| *attached != group);
         Ok(())
     }
 
     /// An attached queue pair cannot be destroyed (ibv_destroy_qp(3): `EBUSY`).
-    pub(super) fn detach_all(&mut self) {
-        while let Some(group) = self.groups.pop() {
+    pub(super) fn detach_all(&self) {
+        while let Some(group) = lock(&self.groups).pop() {
             // It fails where the device is gone; destroying then reports what is wrong.
             let _ = self.change_group("ibv_detach_mcast", self.pd().context.api.detach_mcast, group);
         }

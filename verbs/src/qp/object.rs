@@ -15,6 +15,7 @@ use crate::cq::Attachment;
 use crate::error::{QueuePairError, check, modify_advice};
 use crate::pd::PdInner;
 use crate::raw::Lender;
+use crate::sync::Mutex;
 use crate::types::Qpn;
 
 pub(crate) struct QpObject {
@@ -26,7 +27,7 @@ pub(crate) struct QpObject {
     recv: ManuallyDrop<Attachment>,
     lender: ManuallyDrop<Lender>,
     /// Multicast groups that it is attached to.
-    pub(super) groups: Vec<Group>,
+    pub(super) groups: Mutex<Vec<Group>>,
 }
 
 // SAFETY: `raw` is only passed to verbs, which any thread may call; the rest is Send and Sync.
@@ -61,7 +62,7 @@ impl QpObject {
             send: ManuallyDrop::new(send),
             recv: ManuallyDrop::new(recv),
             lender: ManuallyDrop::new(lender),
-            groups: Vec::new(),
+            groups: Mutex::default(),
         }
     }
 
@@ -218,7 +219,7 @@ impl Drop for QpObject {
                 send,
                 recv,
                 lender,
-                groups: Vec::new(),
+                groups: Mutex::default(),
             });
             return;
         }

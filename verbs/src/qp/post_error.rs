@@ -97,7 +97,6 @@ pub enum RejectReason {
         /// The verb: ibv_post_send, ibv_post_recv, ibv_post_srq_recv or ibv_wr_complete.
         verb: &'static str,
         /// The provider's error.
-        #[source]
         error: io::Error,
     },
 }
@@ -147,7 +146,6 @@ pub struct RejectedBatch {
     /// Index of the rejected request in the batch.
     pub index: usize,
     /// The reason.
-    #[source]
     pub reason: RejectReason,
     /// How many requests of the batch are posted nevertheless.
     pub posted: usize,

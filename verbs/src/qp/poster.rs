@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use doorbell_verbs_sys as sys;
 
-use super::backend::{QpHandle, WorkQueue, WqeSlot, WqeSlots};
+use super::backend::{QpHandle, Receives, WorkQueue, WqeSlot, WqeSlots};
 use super::connected::UdLimits;
 use super::post_error::{PostError, PostTarget, RejectReason, RejectedBatch};
-use super::ring::Ring;
+use super::ring::{QueueKind, Ring};
 use crate::memory::{Buffers, TiedWindows};
 use crate::wr::payload::{Limits, Payload};
 
@@ -58,6 +58,19 @@ pub(crate) enum SignalPolicy {
     None,
     /// When the queue is full, a completion is in flight that frees at least half of it.
     EveryHalfQueue,
+}
+
+impl Poster<Receives> {
+    /// Of a queue pair whose receives are posted elsewhere: it has no slot.
+    pub(super) fn of_no_queue(qp: *mut sys::ibv_qp) -> Self {
+        let ring = Arc::new(Ring::new(0, QueueKind::Receive, 0));
+        let limits = Limits {
+            max_inline: 0,
+            max_sge: 1,
+        };
+        // SAFETY: the ring is fresh; without a slot nothing is posted, so `qp` is not accessed.
+        unsafe { Self::new(qp, ring, 0, limits, SignalPolicy::None) }
+    }
 }
 
 // SAFETY: `qp` is only passed to verbs, which any thread may call; slots and ring are Send.

@@ -56,13 +56,18 @@ pub trait Reliable: Connected {}
 /// Transports without a connection, where each request names its destination.
 pub trait Connectionless: Transport + sealed::Service<Link = UdEndpoint> {}
 
-/// Queue pairs with a receive queue of their own: all but those of [`WithSrq`].
+/// Queue pairs with a receive queue of their own: all but those of [`WithSrq`] and [`SendHalf`].
 pub trait HasReceiveQueue: Transport {}
 
 /// `T` with a [`SharedReceiveQueue`](crate::SharedReceiveQueue) instead of a receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "ibv_srq")]
 pub struct WithSrq<T>(PhantomData<T>);
+
+/// `T`, with its receive queue in a [`ReceiveHalf`](crate::ReceiveHalf): the transport of the send
+/// half of a queue pair that was [`split`](crate::QueuePair::split).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SendHalf<T>(PhantomData<T>);
 
 /// Reliable connection (RC): every request arrives, once and in order, or fails (IBTA vol 1, 9.7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,15 +148,27 @@ impl sealed::Service for UnreliableDatagram {
     }
 }
 
-impl<T: Transport> sealed::Service for WithSrq<T> {
-    const KIND: TransportKind = T::KIND;
-    const HEADROOM: u64 = T::HEADROOM;
-    type Link = T::Link;
+/// Transports without a receive queue, otherwise as another.
+macro_rules! without_receive_queue {
+    ($($name:ident),+) => { $(
+        impl<T: Transport> sealed::Service for $name<T> {
+            const KIND: TransportKind = T::KIND;
+            const HEADROOM: u64 = T::HEADROOM;
+            type Link = T::Link;
 
-    fn apply(link: &mut T::Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
-        T::apply(link, attr, mask);
-    }
+            fn apply(link: &mut T::Link, attr: &sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) {
+                T::apply(link, attr, mask);
+            }
+        }
+
+        impl<T: Transport> Transport for $name<T> {}
+        impl<T: Connected> Connected for $name<T> {}
+        impl<T: Reliable> Reliable for $name<T> {}
+        impl<T: Connectionless> Connectionless for $name<T> {}
+    )+ };
 }
+
+without_receive_queue!(WithSrq, SendHalf);
 
 impl Transport for ReliableConnection {}
 impl Transport for UnreliableConnection {}
@@ -160,10 +177,6 @@ impl Connected for ReliableConnection {}
 impl Connected for UnreliableConnection {}
 impl Reliable for ReliableConnection {}
 impl Connectionless for UnreliableDatagram {}
-impl<T: Transport> Transport for WithSrq<T> {}
-impl<T: Connected> Connected for WithSrq<T> {}
-impl<T: Reliable> Reliable for WithSrq<T> {}
-impl<T: Connectionless> Connectionless for WithSrq<T> {}
 impl HasReceiveQueue for ReliableConnection {}
 impl HasReceiveQueue for UnreliableConnection {}
 impl HasReceiveQueue for UnreliableDatagram {}

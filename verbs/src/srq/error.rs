@@ -30,7 +30,6 @@ pub enum SharedReceiveQueueError {
         /// The device's name.
         device: String,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// ibv_modify_srq(3) failed.
@@ -43,7 +42,6 @@ pub enum SharedReceiveQueueError {
         /// The queue's depth.
         depth: u32,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
     /// ibv_query_srq(3) failed.
@@ -52,7 +50,6 @@ pub enum SharedReceiveQueueError {
         /// The queue.
         queue: String,
         /// The library's error.
-        #[source]
         error: io::Error,
     },
 }

@@ -64,7 +64,6 @@ pub enum ConnectError {
         /// What was to be done.
         what: String,
         /// The system's error.
-        #[source]
         error: io::Error,
     },
 }

@@ -96,6 +96,7 @@ type SharedQueuePair = QueuePair<WithSrq<ReliableConnection>>;
 /// A client that leaves, or whose queue pair fails, is removed once its last message is taken. The
 /// receive that its queue pair held when it failed may be lost until the server is dropped, as
 /// [`SharedReceiveQueue`] says.
+// fields: what accepts, the queues, the clients by state: one task owns them all.
 pub struct RdmaServer<T> {
     listener: TcpListener,
     address: SocketAddr,

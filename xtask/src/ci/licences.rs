@@ -25,11 +25,11 @@ pub(super) fn check(_: Scope) -> Result<Verdict> {
             "sources",
         ]));
     }
-    let allowed = allowed(&fs::read_to_string(workspace().join("deny.toml")).context("cannot read deny.toml")?)?;
+    let deny = fs::read_to_string(workspace().join("deny.toml")).context("cannot read deny.toml")?;
     let mut cargo = command(&["tree", "--workspace", "--prefix", "none", "--all-features", "--locked"]);
     cargo.args(["--edges", "normal,build,dev", "--format", "{p}|{l}"]);
     let tree = String::from_utf8_lossy(&stdout(&mut cargo)?).into_owned();
-    let mut faults = refused(&tree, &allowed);
+    let mut faults = refused(&tree, &allowed(&deny)?, &exceptions(&deny));
     faults.extend(foreign(
         &fs::read_to_string(workspace().join("Cargo.lock")).context("cannot read Cargo.lock")?,
     ));
@@ -61,12 +61,24 @@ fn allowed(deny: &str) -> Result<Vec<String>> {
     Ok(list.split('"').skip(1).step_by(2).map(str::to_owned).collect())
 }
 
-fn refused(tree: &str, allowed: &[String]) -> Vec<String> {
+/// Packages that may have a licence which others may not: name and licence, one a line.
+fn exceptions(deny: &str) -> Vec<(&str, &str)> {
+    let lines = deny.lines().filter_map(|line| line.split_once("crate = "));
+    lines
+        .filter_map(|(allow, name)| Some((name.split('"').nth(1)?, allow.split('"').nth(1)?)))
+        .collect()
+}
+
+fn refused(tree: &str, allowed: &[String], exceptions: &[(&str, &str)]) -> Vec<String> {
+    let is_exception = |package: &str, licence| {
+        let name = package.split(' ').next().unwrap_or_default();
+        exceptions.contains(&(name, licence))
+    };
     let mut faults: Vec<_> = tree
         .lines()
         .map(|line| line.strip_suffix(" (*)").unwrap_or(line))
         .filter_map(|line| line.split_once('|'))
-        .filter(|(_, licence)| !is_allowed(licence, allowed))
+        .filter(|(package, licence)| !is_allowed(licence, allowed) && !is_exception(package, licence))
         .map(|(package, licence)| format!("{package} has the licence {licence:?}, which deny.toml does not allow"))
         .collect();
     faults.sort();
@@ -169,12 +181,21 @@ mod tests {
     #[test]
     fn what_is_refused_is_named_once() {
         let tree = "a v1.0.0|MIT\nb v2.0.0|GPL-3.0\nb v2.0.0|GPL-3.0 (*)\n\nc v1.0.0|\n";
-        let faults = refused(tree, &list(&["MIT"]));
+        let faults = refused(tree, &list(&["MIT"]), &[]);
         assert_eq!(faults.len(), 2, "{faults:?}");
         assert!(
             faults[0].starts_with("b v2.0.0") && faults[1].starts_with("c v1.0.0"),
             "{faults:?}"
         );
+    }
+
+    #[test]
+    fn an_exception_is_of_one_package_and_licence() {
+        let deny = "[licenses]\nallow = [\"MIT\"]\nexceptions = [\n  { allow = [\"MPL-2.0\"], crate = \"b\" },\n]\n";
+        assert_eq!(allowed(deny).unwrap(), ["MIT"]);
+        let refused = |tree| refused(tree, &list(&["MIT"]), &exceptions(deny)).len();
+        assert_eq!(refused("b v2.0.0|MPL-2.0\n"), 0);
+        assert_eq!(refused("b v2.0.0|GPL-3.0\nbc v1.0.0|MPL-2.0\n"), 2);
     }
 
     #[test]

@@ -15,7 +15,13 @@ use std::{
 /// That of RHEL 8, and of the wheels' tag `manylinux_2_28`.
 const GLIBC: &str = "2.28";
 const LINKER: [&str; 2] = ["cargo-zigbuild==0.24.1", "ziglang==0.17.1"];
-const PACKAGES: [&str; 3] = ["doorbell-perftest", "doorbell-dropin", "doorbell-sysfs"];
+/// What is installed.
+pub(super) const PACKAGES: [&str; 4] = [
+    "doorbell-perftest",
+    "doorbell-dropin",
+    "doorbell-sysfs",
+    "doorbell-python",
+];
 
 pub(super) const LIBRARIES: [&str; 2] = ["libdoorbell_dropin.so", "libdoorbell_sysfs.so"];
 
@@ -24,6 +30,8 @@ pub(super) struct Built {
     pub(super) target: String,
     pub(super) program: PathBuf,
     pub(super) libraries: [PathBuf; 2],
+    /// The extension module of Python, which the wheel alone has.
+    pub(super) extension: PathBuf,
     /// The newest glibc that one of them needs.
     pub(super) glibc: symbols::Version,
 }
@@ -45,6 +53,8 @@ pub(super) fn build() -> Result<Built> {
         .env("PATH", path)
         .env("CARGO_ZIGBUILD_ZIG_PATH", linker.join("ziglang/zig"))
         .env("CARGO_ENCODED_RUSTFLAGS", flags()?)
+        // The extension is for every Python: none of this machine takes part.
+        .env("PYO3_NO_PYTHON", "1")
         .env("CARGO_PROFILE_DIST_DEBUG", "false")
         .env("CARGO_PROFILE_DIST_STRIP", "symbols");
     ensure!(wrapper.is_file(), "{} is missing", wrapper.display());
@@ -53,7 +63,8 @@ pub(super) fn build() -> Result<Built> {
     let program = folder.join("doorbell");
     let libraries = LIBRARIES.map(|name| folder.join(name));
     let mut glibc = symbols::Version::default();
-    for file in libraries.iter().chain([&program]) {
+    let extension = folder.join("libdoorbell_python.so");
+    for file in libraries.iter().chain([&program, &extension]) {
         no_path_of_this_machine(file)?;
         glibc = glibc.max(symbols::needed(file)?);
     }
@@ -61,6 +72,7 @@ pub(super) fn build() -> Result<Built> {
         target,
         program,
         libraries,
+        extension,
         glibc,
     })
 }

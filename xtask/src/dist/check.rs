@@ -9,7 +9,7 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use std::{
-    env, fs,
+    fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Instant,
@@ -72,7 +72,8 @@ impl Tally {
 
 /// As another process: which sources it takes and where it builds are of its environment.
 fn make(sources: &Path, target: &Path, out: &Path) -> Result<Outcome> {
-    let mut command = Command::new(env::current_exe()?);
+    // Not by its path: another build may have replaced the file meanwhile.
+    let mut command = Command::new("/proc/self/exe");
     command
         .args(["dist", "--out"])
         .arg(out)

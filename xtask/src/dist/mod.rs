@@ -29,7 +29,7 @@ Options:
 Files, of which the same sources give the same bytes, wherever they are built:
   doorbell-VERSION-TARGET.tar.gz   the command, the drop-in libraries, completions, manual pages, licences
   doorbell_VERSION_ARCH.deb        the same for Debian and Ubuntu
-  doorbell_rdma-VERSION-….whl      the same for Python, with a plugin for pytest
+  doorbell_rdma-VERSION-….whl      the same for Python, with an extension module and a plugin for pytest
   doorbell-VERSION.cdx.json        SBOM in CycloneDX 1.5: what they are built from, with versions,
                                    licences, SHA-256 and dependencies
   SHA256SUMS                       for sha256sum --check

@@ -1,5 +1,6 @@
 //! A software bill of materials, in CycloneDX 1.5: <https://cyclonedx.org/docs/1.5/json/>.
 
+use super::build::PACKAGES;
 use crate::{
     ci::{command, stdout},
     sanitize, workspace,
@@ -16,14 +17,14 @@ use std::{
 /// sources give the same text.
 pub(super) fn make() -> Result<(String, String)> {
     let lock = fs::read_to_string(workspace().join("Cargo.lock")).context("cannot read Cargo.lock")?;
-    let bill = bill(&Graph::of(&metadata()?)?, &checksums(&lock));
+    let bill = bill(&Graph::of(&metadata()?, &PACKAGES)?, &checksums(&lock));
     let version = bill["metadata"]["component"]["version"].as_str().unwrap_or_default();
     Ok((version.to_owned(), format!("{bill:#}\n")))
 }
 
 /// Where the sources of the programs are kept.
 pub(super) fn repository() -> Result<String> {
-    let graph = Graph::of(&metadata()?)?;
+    let graph = Graph::of(&metadata()?, &PACKAGES)?;
     Ok(field(&graph.packages[&graph.roots[0]], "repository"))
 }
 
@@ -39,7 +40,7 @@ pub(super) struct Foreign {
 
 /// The packages of others that the programs and libraries are built from.
 pub(super) fn foreign() -> Result<Vec<Foreign>> {
-    let graph = Graph::of(&metadata()?)?;
+    let graph = Graph::of(&metadata()?, &PACKAGES)?;
     let foreign = graph.dependencies.keys().map(|id| &graph.packages[id]);
     let foreign = foreign.filter(|package| !package["source"].is_null());
     let mut foreign: Vec<_> = foreign
@@ -74,17 +75,17 @@ fn checksums(lock: &str) -> BTreeMap<(String, String), String> {
         .collect()
 }
 
-/// What the default members of the workspace are built from, as they are what gets installed.
+/// What is installed, and what it is built from.
 struct Graph {
     packages: BTreeMap<String, Value>,
-    /// The default members.
+    /// The packages that are installed.
     roots: Vec<String>,
     /// By package, those that it is built from.
     dependencies: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Graph {
-    fn of(metadata: &Value) -> Result<Self> {
+    fn of(metadata: &Value, installed: &[&str]) -> Result<Self> {
         let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
         let id = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let by_id = |values: &Value| -> BTreeMap<String, Value> {
@@ -94,7 +95,14 @@ impl Graph {
                 .collect()
         };
         let (packages, nodes) = (by_id(&metadata["packages"]), by_id(&metadata["resolve"]["nodes"]));
-        let roots: Vec<_> = list(&metadata["workspace_default_members"]).iter().map(id).collect();
+        let of_workspace = |name: &&str| {
+            let mut members = packages.iter().filter(|(_, package)| package["source"].is_null());
+            let member = members.find(|(_, package)| package["name"] == **name);
+            member
+                .map(|(id, _)| id.clone())
+                .with_context(|| format!("no member {name}"))
+        };
+        let roots: Vec<_> = installed.iter().map(of_workspace).collect::<Result<_>>()?;
         let mut dependencies = BTreeMap::new();
         let mut to_visit = roots.clone();
         while let Some(package) = to_visit.pop() {
@@ -200,7 +208,6 @@ mod tests {
         let packages = ["tool", "library", "builder", "checker", "other"].map(package);
         let metadata = json!({
             "packages": packages,
-            "workspace_default_members": ["tool"],
             "resolve": { "nodes": [
                 node("tool", json!([dependency("library", Value::Null), dependency("checker", json!("dev"))])),
                 node("library", json!([dependency("builder", json!("build"))])),
@@ -210,7 +217,7 @@ mod tests {
             ]},
         });
         let lock = "[[package]]\nname = \"library\"\nversion = \"1.0.0+x\"\nchecksum = \"ab12\"\n";
-        let bill = bill(&Graph::of(&metadata).unwrap(), &checksums(lock));
+        let bill = bill(&Graph::of(&metadata, &["tool"]).unwrap(), &checksums(lock));
         let components = bill["components"].as_array().unwrap();
         let names: Vec<_> = components.iter().map(|component| component["name"].clone()).collect();
         assert_eq!(names, ["builder", "library", "tool"]);

@@ -11,7 +11,21 @@ use std::io::{Cursor, Write};
 use zip::{CompressionMethod, DateTime, ZipWriter, write::SimpleFileOptions};
 
 const PACKAGE: &str = "doorbell_rdma";
-const MODULES: [&str; 3] = ["__init__.py", "__main__.py", "pytest_plugin.py"];
+const MODULES: [&str; 8] = [
+    "__init__.py",
+    "__init__.pyi",
+    "__main__.py",
+    "_c10d.py",
+    "_run.py",
+    "py.typed",
+    "pytest_plugin.py",
+    "torch.py",
+];
+
+/// By the name that Python imports: of the stable ABI of CPython.
+const EXTENSION: &str = "_native.abi3.so";
+/// The lowest version of that ABI, which the crate's feature `abi3-py39` selects.
+const ABI: &str = "cp39-abi3";
 
 const ENTRY_POINTS: &str = "\
 [console_scripts]
@@ -19,6 +33,9 @@ doorbell = doorbell_rdma.__main__:main
 
 [pytest11]
 doorbell = doorbell_rdma.pytest_plugin
+
+[torch.backends]
+doorbell = doorbell_rdma.torch:register
 ";
 
 /// The places of an installation's files in the package; the command finds the libraries beside it.
@@ -32,7 +49,7 @@ const PLACES: [(&str, &str); 4] = [
 /// `installed` are the files of an installation.
 pub(super) fn make(version: &str, built: &Built, installed: &[File]) -> Result<(String, Vec<u8>)> {
     let machine = built.target.split('-').next().unwrap_or_default();
-    let tag = format!("py3-none-manylinux_{}_{}_{machine}", built.glibc.0, built.glibc.1);
+    let tag = format!("{ABI}-manylinux_{}_{}_{machine}", built.glibc.0, built.glibc.1);
     let info = format!("{PACKAGE}-{version}.dist-info");
     let sources = workspace().join("bindings/python");
     let mut files = Vec::new();
@@ -41,6 +58,8 @@ pub(super) fn make(version: &str, built: &Built, installed: &[File]) -> Result<(
         let bytes = read(&sources.join(&path))?;
         files.push(File::new(path, bytes));
     }
+    let extension = read(&built.extension)?;
+    files.push(File::new(format!("{PACKAGE}/{EXTENSION}"), extension));
     for file in installed {
         let place = PLACES
             .iter()
@@ -69,10 +88,10 @@ pub(super) fn make(version: &str, built: &Built, installed: &[File]) -> Result<(
 fn metadata(version: &str, readme: &str) -> String {
     format!(
         "Metadata-Version: 2.4\nName: doorbell-rdma\nVersion: {version}\n\
-         Summary: RDMA programs and tests without an adapter: the doorbell command and a pytest plugin\n\
+         Summary: RDMA without an adapter: collectives on arrays, the doorbell command, a pytest plugin, a backend of PyTorch\n\
          License-Expression: MIT OR Apache-2.0\nLicense-File: LICENSE-APACHE\nLicense-File: LICENSE-MIT\n\
-         License-File: THIRD-PARTY\nKeywords: rdma,infiniband,roce,verbs,testing\n\
-         Classifier: Framework :: Pytest\nClassifier: Operating System :: POSIX :: Linux\n\
+         License-File: THIRD-PARTY\nKeywords: rdma,infiniband,roce,verbs,collectives,testing\n\
+         Classifier: Framework :: Pytest\nClassifier: Programming Language :: Python :: 3 :: Only\nClassifier: Operating System :: POSIX :: Linux\n\
          Requires-Python: >=3.9\nDescription-Content-Type: text/markdown\n\n{readme}"
     )
 }

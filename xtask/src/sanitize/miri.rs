@@ -27,7 +27,7 @@ enum Part {
 use Part::{None as Nothing, Tests};
 
 /// Every package of the workspace.
-const PACKAGES: [(&str, Part); 27] = [
+const PACKAGES: [(&str, Part); 30] = [
     ("doorbell-verbs-sys", Tests(&["--lib"], "foreign libraries")),
     (
         "doorbell-verbs",
@@ -112,6 +112,10 @@ const PACKAGES: [(&str, Part); 27] = [
         "doorbell-cuda-standin",
         Nothing("a foreign library for the tests of others"),
     ),
+    (
+        "doorbell-nccl",
+        Nothing("its tests call a CUDA driver: foreign libraries"),
+    ),
     ("doorbell-nvml", Nothing("its tests call NVML: foreign libraries")),
     (
         "doorbell-collectives",
@@ -144,11 +148,16 @@ const PACKAGES: [(&str, Part); 27] = [
         ),
     ),
     ("doorbell-instructions", Nothing("programs under valgrind")),
+    ("doorbell-c", Nothing("tested by programs in C")),
     ("doorbell", Nothing("no unsafe code, which its root forbids")),
     ("doorbell-test", Nothing("no unsafe code, which its root forbids")),
     (
         "doorbell-test-macros",
         Nothing("no unsafe code, which its root forbids"),
+    ),
+    (
+        "doorbell-python",
+        Nothing("a foreign interpreter calls it, and provides its arrays"),
     ),
     ("xtask", Nothing("no unsafe code")),
 ];

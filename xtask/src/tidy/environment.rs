@@ -8,6 +8,8 @@ use super::{
 use std::collections::BTreeMap;
 
 const DOCUMENT: &str = "docs/ENVIRONMENT.md";
+/// Declares values of the C library, which are no variables.
+const HEADER: &str = "bindings/c/doorbell.h";
 const PREFIX: &str = "DOORBELL_";
 /// Programs beside Rust's. Comments and documents may name a family (`DOORBELL_GPU_…`).
 const PROGRAMS: [&str; 3] = [".sh", ".py", ".c"];
@@ -29,7 +31,11 @@ pub(super) fn check(sources: &[Source], files: &[(&str, String)]) -> Vec<Finding
         .iter()
         .filter(|source| !source.path.starts_with("xtask/src/tidy"))
         .flat_map(named_in_literals);
-    let used: BTreeMap<_, _> = scripts.chain(programs).collect();
+    let values = declared(files);
+    let used: BTreeMap<_, _> = scripts
+        .chain(programs)
+        .filter(|(name, _)| !values.contains(name))
+        .collect();
     let finding = |(name, (path, line)): (&String, &(String, usize)), what: &str| Finding {
         rule: "environment",
         path: path.clone(),
@@ -42,6 +48,18 @@ pub(super) fn check(sources: &[Source], files: &[(&str, String)]) -> Vec<Finding
         .map(|place| finding(place, "is not in docs/ENVIRONMENT.md"))
         .chain(stale.map(|place| finding(place, "is in no source")))
         .chain(sources.iter().flat_map(reads))
+        .collect()
+}
+
+/// The values of enums and the macros of the header: they begin a line.
+fn declared(files: &[(&str, String)]) -> Vec<String> {
+    let header = files.iter().filter(|(path, _)| *path == HEADER);
+    let lines = header.flat_map(|(_, text)| text.lines().map(str::trim_start));
+    lines
+        .map(|line| line.trim_start_matches("#define "))
+        .filter(|line| line.starts_with(PREFIX))
+        .filter_map(|line| named(HEADER, line).into_iter().next())
+        .map(|(name, _)| name)
         .collect()
 }
 
@@ -106,6 +124,11 @@ mod tests {
             (DOCUMENT, "`DOORBELL_A` does\n`DOORBELL_OLD` did".to_owned()),
             ("a.sh", "$DOORBELL_SCRIPT".to_owned()),
             ("a.md", "DOORBELL_TEXT".to_owned()),
+            (
+                HEADER,
+                "/* of DOORBELL_NEW */\n  DOORBELL_OK = 0,\n#define DOORBELL_MAX 1".to_owned(),
+            ),
+            ("a.c", "DOORBELL_OK + DOORBELL_MAX".to_owned()),
         ];
         let source = "\"DOORBELL_A\" \"MY_DOORBELL_X\" // DOORBELL_GPU_…\nDOORBELL_CONST; env(\"DOORBELL_NEW\")";
         let sources = [Source::of("a.rs", source.to_owned())];

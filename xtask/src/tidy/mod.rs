@@ -3,6 +3,7 @@
 //! Each rule is a module with a function `check` that reads [`Source`]s and returns [`Finding`]s;
 //! its tests plant a violation.
 
+mod causes;
 mod environment;
 mod layout;
 mod source;
@@ -34,6 +35,7 @@ Rules:
   fields       structs have at most 12 fields, or a comment '// fields: REASON' above them
   environment  docs/ENVIRONMENT.md lists exactly the DOORBELL_ variables that the sources name;
                libraries read them by doorbell_trust
+  causes       errors print their cause, and then do not return it as their source
   threads      libraries start them by doorbell_threads::spawn
   visibility   what is `pub` is used outside its crate
   threats      docs/THREATS.md has no empty cell, and the tests that it names exist
@@ -101,6 +103,7 @@ fn findings() -> Result<Vec<Finding>> {
     for source in sources.iter().filter(checked) {
         findings.extend(words::check(source, &glossary));
         findings.extend(layout::check(source));
+        findings.extend(causes::check(source));
         findings.extend(threads::check(source));
     }
     let texts = files

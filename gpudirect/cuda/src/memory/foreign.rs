@@ -197,6 +197,27 @@ impl Foreign {
         Ok(Self::of(context, address.0, len, Backing::Owner { _owner: owner }))
     }
 
+    /// Names `len` bytes from `address` without a call of the driver, and keeps nothing: for memory
+    /// of a caller that itself keeps it until all work is done.
+    ///
+    /// # Safety
+    /// Work of `context` must be able to read and write them until it is done, however long after
+    /// the handle is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Empty`].
+    pub unsafe fn name(context: &Context, address: DevicePtr, len: usize) -> Result<Self, Error> {
+        if len == 0 {
+            return Err(Error::Empty);
+        }
+        let region = Region {
+            address: address.0,
+            len,
+            space: MemorySpace::Device,
+        };
+        Ok(Self(Resource::unkept(context, region)))
+    }
+
     /// Opens a whole allocation of another process, never of this one, by its IPC handle.
     ///
     /// # Safety

@@ -66,6 +66,7 @@ table! {
         fn ctx_create = "cuCtxCreate_v2"(context: *mut RawContext, flags: c_uint, device: RawDevice);
         fn ctx_destroy = "cuCtxDestroy_v2"(context: RawContext);
         fn ctx_get_current = "cuCtxGetCurrent"(context: *mut RawContext);
+        fn ctx_get_device = "cuCtxGetDevice"(device: *mut RawDevice);
         fn ctx_push_current = "cuCtxPushCurrent_v2"(context: RawContext);
         fn ctx_pop_current = "cuCtxPopCurrent_v2"(context: *mut RawContext);
         fn ctx_set_current = "cuCtxSetCurrent"(context: RawContext);

@@ -53,6 +53,7 @@ pub(super) fn threads_keep_their_context(driver: Driver) -> Outcome {
     // Each device's own value, whichever context is current.
     for current in [&one, &two] {
         current.make_current()?;
+        assert_eq!(driver.current_device()?, Some(current.device()));
         for context in [&one, &two] {
             let (_, total) = context.memory_info()?;
             assert!(total <= context.device().total_memory()?);

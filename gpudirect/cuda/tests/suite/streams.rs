@@ -162,6 +162,33 @@ pub(super) fn slices_are_of_the_last_handle(driver: Driver) -> Outcome {
     setting.finish().map(|_| Verdict::Passed)
 }
 
+pub(super) fn borrowed(driver: Driver) -> Outcome {
+    let setting = Setting::new(driver)?;
+    let follower = Stream::new(&setting.context)?;
+    let memory = DeviceMemory::alloc(&setting.context, 1 << 16)?;
+    let mut host = HostMemory::alloc(&setting.context, 1 << 16)?;
+    let end = Event::new(&setting.context)?;
+    setting.keep_busy(200)?;
+    // SAFETY: the setting keeps the stream.
+    let stream = unsafe { Stream::borrow_raw(setting.stream.as_raw(), &follower) };
+    stream.fill(memory.all(), 7)?;
+    stream.copy(host.all(), memory.all())?;
+    stream.record(&end)?;
+    follower.wait(&end)?;
+    // The kernel that keeps the stream busy.
+    let others = setting.context.reap();
+    drop((stream, memory));
+    assert_eq!(
+        setting.context.reap(),
+        others + 1,
+        "memory was freed while its work went on"
+    );
+    follower.synchronize()?;
+    assert_eq!(setting.context.reap(), 0, "memory was kept when its work was done");
+    assert!(host.bytes_mut()?.iter().all(|byte| *byte == 7));
+    setting.finish()
+}
+
 pub(super) fn threads(driver: Driver) -> Outcome {
     let setting = Setting::new(driver)?;
     let bytes = pattern(100_000, 11);

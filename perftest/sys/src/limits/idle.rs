@@ -25,7 +25,7 @@ pub struct Idle {
 /// # Errors
 /// [`LimitError::Device`]; or when the CPU time cannot be read.
 pub fn idle(config: &DeviceConfig, period: Duration) -> Result<Idle, LimitError> {
-    let device = Device::open(config)?;
+    let device = Device::open(config).map_err(LimitError::Device)?;
     thread::sleep(SLEEP_DELAY);
     let before = used()?;
     thread::sleep(period);

@@ -51,11 +51,11 @@ pub struct Latency {
 #[derive(Debug, thiserror::Error)]
 pub enum LimitError {
     /// No socket on the loopback address.
-    #[error("no UDP socket on the loopback interface")]
-    Bind(#[from] BindError),
+    #[error("no UDP socket on the loopback interface: {0}")]
+    Bind(BindError),
     /// The link failed, or the system refused memory, a thread or a process.
-    #[error("the system refused a resource that the measurement needs")]
-    Io(#[from] io::Error),
+    #[error("the system refused a resource that the measurement needs: {0}")]
+    Io(io::Error),
     /// Two busy-polling threads need a CPU each.
     #[error("this needs two CPUs, and the process may use one")]
     OneCpu,
@@ -63,11 +63,17 @@ pub enum LimitError {
     #[error("no datagram arrived over the loopback interface: is it up, and does a firewall drop UDP?")]
     NothingArrived,
     /// No device could be opened.
-    #[error("no device could be opened")]
-    Device(#[from] OpenError),
+    #[error("no device could be opened: {0}")]
+    Device(OpenError),
     /// The kernel does not let a process write to its own child's memory.
-    #[error("process_vm_writev to a child process is forbidden here (seccomp, or Yama's ptrace_scope)")]
-    Forbidden(#[source] io::Error),
+    #[error("process_vm_writev to a child process is forbidden here (seccomp, or Yama's ptrace_scope): {0}")]
+    Forbidden(io::Error),
+}
+
+impl From<io::Error> for LimitError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
 }
 
 /// Block size of copies, the message size that bandwidth is quoted for.
@@ -181,7 +187,8 @@ const WINDOW: u64 = 512 << 10;
 /// When the loopback interface does not work, or there is no second thread.
 pub fn udp_gso(duration: Duration) -> Result<Bandwidth, LimitError> {
     let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let (sender, receiver) = (Link::udp(loopback)?, Link::udp(loopback)?);
+    let open = || Link::udp(loopback).map_err(LimitError::Bind);
+    let (sender, receiver) = (open()?, open()?);
     let window = WINDOW
         .min(receiver.receive_buffer as u64 / 2)
         .max((RUN_PACKETS * PACKET) as u64);

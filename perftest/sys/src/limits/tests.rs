@@ -28,7 +28,7 @@ fn a_damaged_packet_is_not_counted() {
     let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
     let envelope = Envelope {
         src: addr,
-        dst: addr,
+        dst: addr.into(),
         ident: 0,
     };
     seal(&mut packet, &envelope);
@@ -44,4 +44,15 @@ fn another_process_is_written_to_or_the_reason_is_reported() {
         Ok(bandwidth) => assert!(bandwidth.bytes_per_s > 0.0),
         Err(error) => assert!(matches!(error, LimitError::Forbidden(_)), "{error}"),
     }
+}
+
+#[test]
+fn causes_are_said_once() {
+    let error = LimitError::Bind(BindError::Io {
+        addr: SocketAddr::from((Ipv4Addr::LOCALHOST, 1)),
+        error: io::Error::other("no more"),
+    });
+    let said = "no UDP socket on the loopback interface: 127.0.0.1:1 cannot be bound: no more";
+    assert_eq!(error.to_string(), said);
+    assert!(std::error::Error::source(&error).is_none());
 }

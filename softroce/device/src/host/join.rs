@@ -82,21 +82,20 @@ pub enum JoinError {
         address: SocketAddr,
     },
     /// The UDP port cannot be bound.
-    #[error("{address} cannot be bound")]
+    #[error("{address} cannot be bound: {error}")]
     Port {
         /// The address.
         address: SocketAddr,
         /// The cause.
-        #[source]
-        source: io::Error,
+        error: io::Error,
     },
     /// The process cannot create sockets or a memfd.
-    #[error("cannot join the other processes on {address}: {source}")]
+    #[error("cannot join the other processes on {address}: {error}")]
     Io {
         /// The address.
         address: SocketAddr,
         /// The cause.
-        source: io::Error,
+        error: io::Error,
     },
 }
 
@@ -112,7 +111,7 @@ pub(super) fn join(
     patience: Duration,
 ) -> Result<(Host, CloseOnFork<UdpSocket>), JoinError> {
     let names = GroupNames::new(address);
-    let failed = |source| JoinError::Io { address, source };
+    let failed = |error| JoinError::Io { address, error };
     let introduction = query_registry(&names, QUERY_SLOTS, Instant::now() + QUERY_TIMEOUT)
         .ok()
         .flatten();
@@ -122,7 +121,7 @@ pub(super) fn join(
             process: "one is joining".to_owned(),
         },
         LockError::OtherUser(uid) => JoinError::OtherUser { address, uid },
-        LockError::Io(source) => failed(source),
+        LockError::Io(error) => failed(error),
     })?;
     let introduction = match introduction.filter(|introduction| introduction.is_alive(&names)) {
         None => query_registry(&names, SLOTS as u16, Instant::now() + JOIN_TIMEOUT)?,
@@ -138,7 +137,7 @@ pub(super) fn join(
         None => (Registry::create().map_err(failed)?, true),
     };
     let bind = |port| CloseOnFork::create(|| UdpSocket::bind(SocketAddr::new(address.ip(), port)));
-    let port_failed = |source| JoinError::Port { address, source };
+    let port_failed = |error| JoinError::Port { address, error };
     let mut bound = bind(address.port());
     if founded {
         let until = Instant::now() + patience;
@@ -201,7 +200,7 @@ fn take_slot(names: &GroupNames) -> Result<(u16, CloseOnFork<OwnedFd>), JoinErro
         match socket::listen(&names.slot(slot)) {
             Ok(listener) => return Ok((slot, listener)),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-            Err(source) => return Err(JoinError::Io { address, source }),
+            Err(error) => return Err(JoinError::Io { address, error }),
         }
     }
     Err(JoinError::Full { address })
@@ -244,7 +243,7 @@ impl Introduction {
 /// The first reply of the members in the lowest `slots`; `None` when there is no member.
 fn query_registry(names: &GroupNames, slots: u16, deadline: Instant) -> Result<Option<Introduction>, JoinError> {
     let address = names.address();
-    let failed = |source| JoinError::Io { address, source };
+    let failed = |error| JoinError::Io { address, error };
     let mut queried = Vec::new();
     let mut unresponsive = None;
     // Any user can hold a free name of a group: that does not hide its members.

@@ -241,7 +241,7 @@ fn a_port_in_use_is_an_error() {
     let _other = UdpSocket::bind(at).unwrap();
     let error = Host::join(at, Flags::default(), Duration::from_millis(3)).unwrap_err();
     assert!(
-        matches!(&error, JoinError::Port { source, .. } if source.kind() == io::ErrorKind::AddrInUse),
+        matches!(&error, JoinError::Port { error, .. } if error.kind() == io::ErrorKind::AddrInUse),
         "{error}"
     );
 }

@@ -10,7 +10,7 @@ use super::Core;
 use super::copying::{defer_packet, defer_ticket};
 use crate::direct::Initiator;
 use crate::links::shm::link_to;
-use crate::links::udp::TxBatch;
+use crate::links::udp::{TxBatch, UdpDestination};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Filled {
@@ -125,7 +125,12 @@ impl Core {
                 true => self.demux.udp_port_of(&slot),
                 false => self.demux.address.port(),
             };
-            slot.send(transmit.len, *before.insert(SocketAddr::new(transmit.dst, port)));
+            let dst = UdpDestination {
+                addr: SocketAddr::new(transmit.dst, port),
+                traffic_class: transmit.traffic_class,
+                hop_limit: transmit.hop_limit,
+            };
+            slot.send(transmit.len, *before.insert(dst));
             filled.in_order |= transmit.in_order;
         }
         filled.full = true;

@@ -109,7 +109,8 @@ pub struct Path {
     pub traffic_class: u8,
     /// TTL or hop limit.
     pub hop_limit: u8,
-    /// The flow label of the address vector. Unused: packets leave by one UDP socket.
+    /// The flow label of the address vector. Unused: packets leave by one UDP socket, and Linux may
+    /// want a lease (`IPV6_FLOWLABEL_MGR`) of each label.
     pub flow_label: u32,
     /// The lossless link that packets take instead of UDP, chosen by the owner at both ends.
     pub link: Option<LinkId>,

@@ -7,7 +7,9 @@
 //! ```
 //!
 //! A UDP socket strips the IP header: it is rebuilt, with traffic class, flow label and
-//! Identification 0, TTL 64, and a correct IPv4 checksum, which distinguishes IPv4 from IPv6.
+//! Identification 0, TTL 64, and a correct IPv4 checksum, which distinguishes IPv4 from IPv6. The
+//! kernel would report class and TTL (`IP_RECVTOS`, `IP_RECVTTL`), by two control messages per
+//! receive of the device: queue pairs without a GRH would pay for them, too.
 
 use crate::work::IpVersion;
 use core::net::IpAddr;

@@ -9,8 +9,12 @@ use doorbell_verbs_sys::*;
 
 use crate::common::*;
 
+/// The type of service of clients.
+const TOS: u8 = 46 << 2;
+
 fn connected(active: *mut rdma_event_channel, passive: *mut rdma_event_channel, to: std::net::SocketAddr) -> [Id; 2] {
     let client = resolved(active, RDMA_PS_TCP, to);
+    client.set_tos(TOS);
     client.create_qp();
     // SAFETY: all is live.
     unsafe {
@@ -44,6 +48,8 @@ fn connection_life_cycle() {
     let listener = Id::listening(passive, RDMA_PS_TCP, address);
     let [client, server] = connected(active, passive, address);
     assert_eq!([client.state(), server.state()], [IBV_QPS_RTS; 2]);
+    let traffic_class = |id: Id| id.attributes().ah_attr.grh.traffic_class;
+    assert_eq!([client, server].map(traffic_class), [TOS; 2]);
     // SAFETY: all is live, and not used again at the end.
     unsafe {
         assert_eq!(rdma_get_dst_port(client.0), address.port().to_be());
@@ -276,6 +282,7 @@ fn datagram_service_is_resolved() {
     let listener = Id::listening(passive, RDMA_PS_UDP, address);
     let connect = || {
         let client = resolved(active, RDMA_PS_UDP, address);
+        client.set_tos(TOS);
         // SAFETY: live.
         ok(unsafe { rdma_connect(client.0, &mut param(b"who")) });
         client
@@ -297,6 +304,7 @@ fn datagram_service_is_resolved() {
         let ud = (*found).param.ud;
         assert_eq!((ud.qp_num, ud.qkey), ((*server.get().qp).qp_num, RDMA_UDP_QKEY));
         let mut vector = ud.ah_attr;
+        assert_eq!(vector.grh.traffic_class, TOS);
         let ah = doorbell_softroce_ibverbs::api().create_ah.unwrap()(client.get().pd, &mut vector);
         assert!(!ah.is_null(), "the address it gives is good");
         doorbell_softroce_ibverbs::api().destroy_ah.unwrap()(ah);

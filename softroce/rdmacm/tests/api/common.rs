@@ -123,6 +123,17 @@ impl Id {
     }
 
     pub(crate) fn state(self) -> ibv_qp_state {
+        self.attributes().qp_state
+    }
+
+    /// rdma_set_option(3) of the type of service.
+    pub(crate) fn set_tos(self, mut class: u8) {
+        let (level, option) = (RDMA_OPTION_ID as c_int, RDMA_OPTION_ID_TOS as c_int);
+        // SAFETY: live, and one byte.
+        ok(unsafe { rdma_set_option(self.0, level, option, (&raw mut class).cast(), 1) });
+    }
+
+    pub(crate) fn attributes(self) -> ibv_qp_attr {
         // SAFETY: its queue pair is live; both structs are integers and pointers.
         unsafe {
             let (mut attr, mut init) = core::mem::zeroed();
@@ -130,10 +141,10 @@ impl Id {
             ok((api.query_qp)(
                 self.get().qp,
                 &mut attr,
-                IBV_QP_STATE as c_int,
+                (IBV_QP_STATE | IBV_QP_AV) as c_int,
                 &mut init,
             ));
-            attr.qp_state
+            attr
         }
     }
 }

@@ -61,7 +61,7 @@ pub(crate) enum PathError {
     NotLocal(Qpn),
     /// The ring could not be created.
     #[error("no shm link to the peer's process: {0}")]
-    Failed(#[source] io::Error),
+    Failed(io::Error),
 }
 
 /// The threads to wake, once no lock is held.

@@ -21,7 +21,7 @@ pub enum UnfitSegment {
     Refused(SegmentId),
     /// Mapping failed.
     #[error("cannot map segment {0} of the other process: {1}")]
-    Map(SegmentId, #[source] io::Error),
+    Map(SegmentId, io::Error),
 }
 
 const MAX_SEGMENTS: usize = 4096;

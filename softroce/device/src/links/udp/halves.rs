@@ -15,6 +15,7 @@ use super::tx::TxBatch;
 use super::{Link, Port, Receive, Transmit, interface};
 use crate::host::{CloseOnFork, JoinError};
 use doorbell_roce_proto::Instant;
+use doorbell_roce_proto::wire::HOP_LIMIT;
 use nix::errno::Errno;
 use nix::sys::socket::{getsockopt, sockopt};
 use std::io;
@@ -66,32 +67,31 @@ pub enum BindError {
     #[error(transparent)]
     NotShared(JoinError),
     /// Any other error.
-    #[error("{addr} cannot be bound")]
+    #[error("{addr} cannot be bound: {error}")]
     Io {
         /// The requested address.
         addr: SocketAddr,
         /// The cause.
-        #[source]
-        source: io::Error,
+        error: io::Error,
     },
 }
 
 impl From<JoinError> for BindError {
     fn from(error: JoinError) -> Self {
         match error {
-            JoinError::Port { address, source } => Self::new(address, source),
+            JoinError::Port { address, error } => Self::new(address, error),
             other => Self::NotShared(other),
         }
     }
 }
 
 impl BindError {
-    pub(crate) fn new(addr: SocketAddr, source: io::Error) -> Self {
-        match source.kind() {
+    pub(crate) fn new(addr: SocketAddr, error: io::Error) -> Self {
+        match error.kind() {
             io::ErrorKind::AddrInUse => Self::AddressInUse { addr },
             io::ErrorKind::AddrNotAvailable => Self::AddressNotAvailable { addr },
             io::ErrorKind::PermissionDenied => Self::PermissionDenied { addr },
-            _ => Self::Io { addr, source },
+            _ => Self::Io { addr, error },
         }
     }
 }
@@ -112,7 +112,7 @@ pub(crate) fn require_unicast(addr: SocketAddr) -> Result<SocketAddr, BindError>
 pub(super) fn bind(addr: SocketAddr) -> Result<Link, BindError> {
     let addr = require_unicast(addr)?;
     let bound = CloseOnFork::create(|| UdpSocket::bind(addr)).and_then(open);
-    bound.map_err(|source| BindError::new(addr, source))
+    bound.map_err(|error| BindError::new(addr, error))
 }
 
 pub(super) fn open(socket: CloseOnFork<UdpSocket>) -> io::Result<Link> {
@@ -155,8 +155,10 @@ pub(super) fn open(socket: CloseOnFork<UdpSocket>) -> io::Result<Link> {
 
 pub(super) fn set_options(fd: BorrowedFd<'_>, is_ipv4: bool) -> io::Result<()> {
     if is_ipv4 {
+        sys::set_option(fd, libc::IPPROTO_IP, libc::IP_TTL, HOP_LIMIT.into())?;
         sys::set_option(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
     } else {
+        sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, HOP_LIMIT.into())?;
         sys::set_option(
             fd,
             libc::IPPROTO_IPV6,
@@ -233,7 +235,7 @@ impl UdpTx {
         if let Some(run) = batch.runs().next()
             && self.refused.is_new(errno)
         {
-            let (dst, bytes) = (run.dst, run.segment);
+            let (dst, bytes) = (run.dst.addr, run.segment);
             tracing::warn!(%dst, bytes, "the kernel refuses to send: {}; reported once", errno.desc());
         }
         batch.consume(1);

@@ -25,7 +25,7 @@ pub use multicast::MulticastSockets;
 pub use port::Port;
 pub use rx::{Datagram, RxBatch};
 pub(crate) use tx::MAX_PACKET;
-pub use tx::{Envelope, MAX_RUN, MAX_SEGMENTS, RunRef, Seal, Slot, TxBatch};
+pub use tx::{Envelope, MAX_RUN, MAX_SEGMENTS, RunRef, Seal, Slot, TxBatch, UdpDestination};
 
 use crate::host::CloseOnFork;
 use doorbell_roce_proto::Instant;

@@ -3,13 +3,14 @@
 //! Classic pcap with nanosecond time stamps and raw IP packets. IP and UDP headers are synthesized,
 //! as a UDP socket shows neither: addresses, ports, don't-fragment and Identification. A received
 //! packet's Identification is its index in the coalesced message: right for a sender that uses GSO.
+//! A sent packet has its traffic class and hop limit, a received one 0 and 64 in their place.
 //! The IPv4 UDP checksum is 0, for "none". A capture that cannot be written logs that once and
 //! stops.
 //!
 //! The packets of a batch are one write(2), before they are sent or processed: what a process wrote
 //! stays when it ends, however it does. Only the last batch is cut short if it ends in the write.
 
-use super::{Envelope, Receive, RxBatch, Transmit, TxBatch};
+use super::{Envelope, Receive, RxBatch, Transmit, TxBatch, UdpDestination};
 use crate::config::with_name;
 use doorbell_roce_proto::Instant;
 use doorbell_trust::create_file;
@@ -136,16 +137,16 @@ fn write_headers(to: &mut [u8], envelope: &Envelope, packet: &[u8]) -> Option<us
     let udp_len = u16::try_from(packet.len() + 8).ok()?;
     let mut udp = [0; 8];
     udp[..2].copy_from_slice(&envelope.src.port().to_be_bytes());
-    udp[2..4].copy_from_slice(&envelope.dst.port().to_be_bytes());
+    udp[2..4].copy_from_slice(&envelope.dst.addr.port().to_be_bytes());
     udp[4..6].copy_from_slice(&udp_len.to_be_bytes());
-    let ip_len = match (envelope.src.ip(), envelope.dst.ip()) {
+    let ip_len = match (envelope.src.ip(), envelope.dst.addr.ip()) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
-            let header = ipv4_header(udp_len.checked_add(20)?, envelope.ident, src, dst);
+            let header = ipv4_header(udp_len.checked_add(20)?, envelope, src, dst);
             to.get_mut(..header.len())?.copy_from_slice(&header);
             header.len()
         }
         (IpAddr::V6(src), IpAddr::V6(dst)) => {
-            let header = ipv6_header(udp_len, src, dst);
+            let header = ipv6_header(udp_len, &envelope.dst, src, dst);
             to.get_mut(..header.len())?.copy_from_slice(&header);
             // Over IPv6 a checksum of 0 is an error. The pseudo-header is the two addresses (RFC
             // 8200, section 8.1), the length and the protocol, which is 17 for UDP.
@@ -169,14 +170,14 @@ fn write_headers(to: &mut [u8], envelope: &Envelope, packet: &[u8]) -> Option<us
     Some(ip_len + 8)
 }
 
-fn ipv4_header(total_len: u16, ident: u16, src: Ipv4Addr, dst: Ipv4Addr) -> [u8; 20] {
+fn ipv4_header(total_len: u16, envelope: &Envelope, src: Ipv4Addr, dst: Ipv4Addr) -> [u8; 20] {
     const DONT_FRAGMENT: u16 = 0x4000;
     let mut header = [0; 20];
-    header[0] = 0x45;
+    (header[0], header[1]) = (0x45, envelope.dst.traffic_class);
     header[2..4].copy_from_slice(&total_len.to_be_bytes());
-    header[4..6].copy_from_slice(&ident.to_be_bytes());
+    header[4..6].copy_from_slice(&envelope.ident.to_be_bytes());
     header[6..8].copy_from_slice(&DONT_FRAGMENT.to_be_bytes());
-    (header[8], header[9]) = (64, 17);
+    (header[8], header[9]) = (envelope.dst.hop_limit, 17);
     header[12..16].copy_from_slice(&src.octets());
     header[16..].copy_from_slice(&dst.octets());
     let checksum = !fold(ones_sum(&header).into());
@@ -184,11 +185,12 @@ fn ipv4_header(total_len: u16, ident: u16, src: Ipv4Addr, dst: Ipv4Addr) -> [u8;
     header
 }
 
-fn ipv6_header(payload_len: u16, src: Ipv6Addr, dst: Ipv6Addr) -> [u8; 40] {
+fn ipv6_header(payload_len: u16, to: &UdpDestination, src: Ipv6Addr, dst: Ipv6Addr) -> [u8; 40] {
     let mut header = [0; 40];
-    header[0] = 0x60;
+    let class = to.traffic_class;
+    (header[0], header[1]) = (0x60 | class >> 4, class << 4);
     header[4..6].copy_from_slice(&payload_len.to_be_bytes());
-    (header[6], header[7]) = (17, 64);
+    (header[6], header[7]) = (17, to.hop_limit);
     header[8..24].copy_from_slice(&src.octets());
     header[24..].copy_from_slice(&dst.octets());
     header
@@ -243,7 +245,7 @@ impl Receive for CaptureRx {
         self.capture.record(batch.datagrams().map(|datagram| {
             let envelope = Envelope {
                 src: datagram.src,
-                dst: datagram.dst,
+                dst: datagram.dst.into(),
                 ident: datagram.segment,
             };
             (envelope, &*datagram.bytes)

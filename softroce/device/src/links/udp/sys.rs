@@ -3,6 +3,8 @@
 //! Not `nix::sendmmsg`: it gives every message of a call the same control data, while each run here
 //! has a segment size of its own.
 
+use super::tx::UdpDestination;
+use doorbell_roce_proto::wire::HOP_LIMIT;
 use std::ffi::c_int;
 use std::io;
 use std::mem::{MaybeUninit, offset_of, size_of, zeroed};
@@ -19,7 +21,7 @@ pub(super) const RECEIVE_MESSAGES: usize = 32;
 
 /// A message to send: a datagram, or a run of datagrams that the kernel segments.
 pub(super) struct Outgoing<'a> {
-    pub(super) dst: SocketAddr,
+    pub(super) dst: UdpDestination,
     pub(super) bytes: &'a [u8],
     /// Segment size in bytes (`UDP_SEGMENT`); `None` sends one datagram.
     pub(super) segment: Option<u16>,
@@ -104,35 +106,72 @@ impl Address {
     }
 }
 
-/// A buffer for one control message with a value `T` of at most 8 bytes, laid out as in cmsg(3).
+/// A control message with a value of at most 4 bytes, laid out as in cmsg(3): in an array, one
+/// follows another as the kernel expects it.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Control<T> {
+struct Control {
     header: libc::cmsghdr,
-    value: T,
+    value: [u8; 4],
     /// `CMSG_SPACE` rounds the value up to 8 bytes.
-    pad: [u16; 2],
+    pad: [u8; 4],
 }
 
-type SegmentControl = Control<[u16; 2]>;
-type GroControl = Control<c_int>;
-
-impl SegmentControl {
+impl Control {
     // SAFETY: integers only, for which all zeroes is a value.
     const EMPTY: Self = unsafe { zeroed() };
-}
 
-impl GroControl {
-    // SAFETY: as above.
-    const EMPTY: Self = unsafe { zeroed() };
+    fn new<const N: usize>(level: c_int, kind: c_int, value: [u8; N]) -> Self {
+        const { assert!(N <= 4) }
+        let mut control = Self::EMPTY;
+        // SAFETY: CMSG_LEN only computes.
+        control.header.cmsg_len = unsafe { libc::CMSG_LEN(N as u32) } as _;
+        control.header.cmsg_level = level;
+        control.header.cmsg_type = kind;
+        control.value[..N].copy_from_slice(&value);
+        control
+    }
 }
 
 const _: () = {
     // SAFETY: CMSG_LEN and CMSG_SPACE only compute.
     let (data, space) = unsafe { (libc::CMSG_LEN(0) as usize, libc::CMSG_SPACE(4) as usize) };
-    assert!(offset_of!(SegmentControl, value) == data && size_of::<SegmentControl>() == space);
-    assert!(offset_of!(GroControl, value) == data && size_of::<GroControl>() == space);
+    assert!(offset_of!(Control, value) == data && size_of::<Control>() == space);
 };
+
+/// The control messages of an [`Outgoing`]: segment size, traffic class, hop limit.
+type SendControls = [MaybeUninit<Control>; 3];
+
+impl Outgoing<'_> {
+    /// Writes what differs from the socket's options to the front of `to`; returns how many.
+    fn write_controls(&self, to: &mut SendControls) -> usize {
+        let UdpDestination {
+            addr,
+            traffic_class,
+            hop_limit,
+        } = self.dst;
+        let (level, class, hops) = match addr {
+            SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
+            SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
+        };
+        let int = |kind, value: u8| Control::new(level, kind, c_int::from(value).to_ne_bytes());
+        let mut count = 0;
+        let mut add = |control| {
+            to[count].write(control);
+            count += 1;
+        };
+        if let Some(size) = self.segment {
+            add(Control::new(libc::SOL_UDP, libc::UDP_SEGMENT, size.to_ne_bytes()));
+        }
+        if traffic_class != UdpDestination::TRAFFIC_CLASS {
+            add(int(class, traffic_class));
+        }
+        if hop_limit != HOP_LIMIT {
+            add(int(hops, hop_limit));
+        }
+        count
+    }
+}
 
 /// What a message header points to: written before it, and not moved until the call returns.
 struct Parts<C> {
@@ -149,27 +188,29 @@ type StackArray<T, const N: usize> = [MaybeUninit<T>; N];
 /// # Errors
 /// The error of the first message, if not even that one was sent; see sendmmsg(2).
 pub(super) fn send_many<'a>(fd: BorrowedFd<'_>, messages: impl Iterator<Item = Outgoing<'a>>) -> io::Result<usize> {
-    let mut parts: StackArray<Parts<SegmentControl>, SEND_MESSAGES> = [const { MaybeUninit::uninit() }; SEND_MESSAGES];
+    let mut parts: StackArray<Parts<SendControls>, SEND_MESSAGES> = [const { MaybeUninit::uninit() }; SEND_MESSAGES];
     let mut headers: StackArray<libc::mmsghdr, SEND_MESSAGES> = [const { MaybeUninit::uninit() }; SEND_MESSAGES];
     let mut count = 0;
     for ((message, part), header) in messages.zip(&mut parts).zip(&mut headers) {
-        let (address, address_len) = Address::new(message.dst);
+        let (address, address_len) = Address::new(message.dst.addr);
         let part = part.write(Parts {
             address,
             vector: libc::iovec {
                 iov_base: message.bytes.as_ptr().cast_mut().cast(),
                 iov_len: message.bytes.len(),
             },
-            control: segment_control(message.segment.unwrap_or(0)),
+            control: [const { MaybeUninit::uninit() }; 3],
         });
-        header.write(header_of(part, address_len, message.segment.is_some()));
+        let controls = message.write_controls(&mut part.control);
+        header.write(header_of(part, address_len, controls));
         count += 1;
     }
     if count == 0 {
         return Ok(0);
     }
-    // SAFETY: the first `count` headers are written and point to an address, a vector and a control
-    // buffer of the lengths stated, in `parts`, untouched until this function returns; each vector
+    // SAFETY: the first `count` headers are written and point to an address, a vector and control
+    // messages, written too, of the lengths stated, in `parts`, untouched until this function
+    // returns; each vector
     // covers a slice borrowed for 'a, which outlives the call, and sendmmsg only reads it.
     let sent = unsafe {
         libc::sendmmsg(
@@ -195,8 +236,7 @@ pub(super) fn receive_many(
     most: usize,
     mut received: impl FnMut(Option<Incoming>),
 ) -> io::Result<usize> {
-    let mut parts: StackArray<Parts<GroControl>, RECEIVE_MESSAGES> =
-        [const { MaybeUninit::uninit() }; RECEIVE_MESSAGES];
+    let mut parts: StackArray<Parts<Control>, RECEIVE_MESSAGES> = [const { MaybeUninit::uninit() }; RECEIVE_MESSAGES];
     let mut headers: StackArray<libc::mmsghdr, RECEIVE_MESSAGES> = [const { MaybeUninit::uninit() }; RECEIVE_MESSAGES];
     let mut count = 0;
     for ((bytes, part), header) in arena
@@ -211,9 +251,9 @@ pub(super) fn receive_many(
                 iov_base: bytes.as_mut_ptr().cast(),
                 iov_len: bytes.len(),
             },
-            control: GroControl::EMPTY,
+            control: Control::EMPTY,
         });
-        header.write(header_of(part, size_of::<Address>() as libc::socklen_t, true));
+        header.write(header_of(part, size_of::<Address>() as libc::socklen_t, 1));
         count += 1;
     }
     let (fd, flags) = (fd.as_raw_fd(), libc::MSG_DONTWAIT as _);
@@ -238,8 +278,9 @@ pub(super) fn receive_many(
     Ok(taken)
 }
 
-/// A header that points to `part`, which must not move while the header is used.
-fn header_of<C>(part: &mut Parts<C>, address_len: libc::socklen_t, with_control: bool) -> libc::mmsghdr {
+/// A header that points to `part`, which must not move while the header is used, and to the first
+/// `controls` of its control messages.
+fn header_of<C>(part: &mut Parts<C>, address_len: libc::socklen_t, controls: usize) -> libc::mmsghdr {
     let part = ptr::from_mut(part);
     // SAFETY: mmsghdr is integers and raw pointers, for which all zeroes is a value.
     let mut header: libc::mmsghdr = unsafe { zeroed() };
@@ -255,32 +296,24 @@ fn header_of<C>(part: &mut Parts<C>, address_len: libc::socklen_t, with_control:
     header.msg_hdr.msg_namelen = address_len;
     header.msg_hdr.msg_iov = vector;
     header.msg_hdr.msg_iovlen = 1;
-    if with_control {
+    if controls > 0 {
         header.msg_hdr.msg_control = control.cast();
-        header.msg_hdr.msg_controllen = size_of::<C>() as _;
+        header.msg_hdr.msg_controllen = (controls * size_of::<Control>()) as _;
     }
     header
 }
 
-fn segment_control(segment: u16) -> SegmentControl {
-    let mut control = SegmentControl::EMPTY;
-    // SAFETY: CMSG_LEN only computes.
-    control.header.cmsg_len = unsafe { libc::CMSG_LEN(size_of::<u16>() as u32) } as _;
-    control.header.cmsg_level = libc::SOL_UDP;
-    control.header.cmsg_type = libc::UDP_SEGMENT;
-    control.value = [segment, 0];
-    control
-}
-
 /// The segment size in a `UDP_GRO` control message; `None` when nothing was coalesced.
-fn gro_segment(header: &libc::msghdr, control: &GroControl) -> Option<usize> {
+fn gro_segment(header: &libc::msghdr, control: &Control) -> Option<usize> {
     // Its type differs between C libraries.
     let len: usize = header.msg_controllen as _;
     // GRO is the socket's only option with control messages: it comes first or not at all.
-    let present = len >= offset_of!(GroControl, value) + size_of::<c_int>()
+    let present = len >= offset_of!(Control, value) + size_of::<c_int>()
         && control.header.cmsg_level == libc::SOL_UDP
         && control.header.cmsg_type == libc::UDP_GRO;
-    usize::try_from(control.value).ok().filter(|&size| present && size > 0)
+    usize::try_from(c_int::from_ne_bytes(control.value))
+        .ok()
+        .filter(|&size| present && size > 0)
 }
 
 pub(super) fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
@@ -320,4 +353,46 @@ pub(super) fn interface_mtu(fd: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
     // SAFETY: SIOCGIFMTU succeeded and wrote ifru_mtu; an int takes any bit pattern.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     u32::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn controls(traffic_class: u8, hop_limit: u8, segment: Option<u16>, ip: &str) -> Vec<(c_int, c_int, usize, c_int)> {
+        let addr = SocketAddr::new(ip.parse().unwrap(), 4791);
+        let message = Outgoing {
+            dst: UdpDestination {
+                addr,
+                traffic_class,
+                hop_limit,
+            },
+            bytes: &[],
+            segment,
+        };
+        let mut to = [const { MaybeUninit::new(Control::EMPTY) }; 3];
+        let count = message.write_controls(&mut to);
+        let written = to.iter().take(count).map(|control| {
+            // SAFETY: each was initialised above.
+            let Control { header, value, .. } = unsafe { control.assume_init() };
+            let len = header.cmsg_len - offset_of!(Control, value);
+            (header.cmsg_level, header.cmsg_type, len, c_int::from_ne_bytes(value))
+        });
+        written.collect()
+    }
+
+    #[test]
+    fn control_messages_are_sent_for_other_than_the_defaults_alone() {
+        let segment = (libc::SOL_UDP, libc::UDP_SEGMENT, 2, 1500);
+        let ip = |kind, value| (libc::IPPROTO_IP, kind, 4, value);
+        let ipv6 = |kind, value| (libc::IPPROTO_IPV6, kind, 4, value);
+        for address in ["127.0.0.1", "::1"] {
+            assert_eq!(controls(0, 64, None, address), []);
+            assert_eq!(controls(0, 64, Some(1500), address), [segment]);
+        }
+        let all = [segment, ip(libc::IP_TOS, 0xb8), ip(libc::IP_TTL, 1)];
+        assert_eq!(controls(0xb8, 1, Some(1500), "127.0.0.1"), all);
+        let all = [segment, ipv6(libc::IPV6_TCLASS, 0xb8), ipv6(libc::IPV6_HOPLIMIT, 1)];
+        assert_eq!(controls(0xb8, 1, Some(1500), "::1"), all);
+    }
 }

@@ -1,10 +1,11 @@
 //! A batch of outgoing packets for few system calls.
 //!
 //! The engine writes packets into the batch's arena. Consecutive packets of equal size (the last
-//! may be shorter) to one address form a *run*, which the kernel segments (`UDP_SEGMENT` of
-//! udp(7)). Segment *i* leaves with IPv4 Identification *i*, which the ICRC covers: a packet is
-//! sealed on entry, when its index is known.
+//! may be shorter) to one address, with equal traffic class and hop limit, form a *run*, which the
+//! kernel segments (`UDP_SEGMENT` of udp(7)). Segment *i* leaves with IPv4 Identification *i*,
+//! which the ICRC covers: a packet is sealed on entry, when its index is known.
 
+use doorbell_roce_proto::wire::HOP_LIMIT;
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 
@@ -23,13 +24,40 @@ pub const MAX_SEGMENTS: usize = 64;
 /// The most bytes of a run: an IPv4 datagram's 65535, less 20 of IP and 8 of UDP header.
 pub const MAX_RUN: usize = 65535 - 28;
 
+/// Where a packet goes, and what its queue pair or address handle chose of its IP header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UdpDestination {
+    /// The receiver's address and UDP port.
+    pub addr: SocketAddr,
+    /// IPv4 TOS or IPv6 traffic class: the DSCP in the upper six bits, ECN in the others.
+    pub traffic_class: u8,
+    /// TTL or hop limit, not 0.
+    pub hop_limit: u8,
+}
+
+impl UdpDestination {
+    /// The traffic class of a socket without options.
+    pub(super) const TRAFFIC_CLASS: u8 = 0;
+}
+
+/// With the traffic class and hop limit of the link's socket.
+impl From<SocketAddr> for UdpDestination {
+    fn from(addr: SocketAddr) -> Self {
+        Self {
+            addr,
+            traffic_class: Self::TRAFFIC_CLASS,
+            hop_limit: HOP_LIMIT,
+        }
+    }
+}
+
 /// The IP and UDP header fields that the ICRC covers and the packet does not hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Envelope {
     /// The sender's address and UDP port.
     pub src: SocketAddr,
-    /// The receiver's address and UDP port.
-    pub dst: SocketAddr,
+    /// The receiver's address and UDP port, and fields that the ICRC does not cover.
+    pub dst: UdpDestination,
     /// The IPv4 Identification; meaningless over IPv6.
     pub ident: u16,
 }
@@ -51,7 +79,7 @@ impl<F: FnMut(&mut [u8], &Envelope) + Send + Clone + 'static> Seal for F {
 /// A run: consecutive packets for one address that the kernel takes as one message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Run {
-    dst: SocketAddr,
+    dst: UdpDestination,
     start: usize,
     end: usize,
     /// The size of every packet but the last, which may be shorter.
@@ -66,7 +94,7 @@ impl Run {
     }
 
     /// Whether a packet of `len` bytes may follow as the next segment.
-    fn takes(&self, len: usize, dst: SocketAddr, max_segments: usize) -> bool {
+    fn takes(&self, len: usize, dst: UdpDestination, max_segments: usize) -> bool {
         let last_is_full = self.end - self.start == self.packets * self.segment;
         self.dst == dst
             && len <= self.segment
@@ -79,8 +107,8 @@ impl Run {
 /// A run as a link sends it.
 #[derive(Clone, Copy, Debug)]
 pub struct RunRef<'a> {
-    /// The destination.
-    pub dst: SocketAddr,
+    /// The destination of all its packets.
+    pub dst: UdpDestination,
     /// Its packets, one after another.
     pub bytes: &'a [u8],
     /// The size of every packet but the last, in bytes.
@@ -208,7 +236,7 @@ impl TxBatch {
     }
 
     /// Adds the packet in the first `len` free bytes of the arena to a run, and seals it there.
-    fn append(&mut self, len: usize, dst: SocketAddr) -> &mut [u8] {
+    fn append(&mut self, len: usize, dst: UdpDestination) -> &mut [u8] {
         assert!((1..=MAX_PACKET).contains(&len), "a packet of {len} bytes");
         let (start, end) = (self.filled, self.filled + len);
         self.filled = end;
@@ -252,8 +280,8 @@ impl<'a> Slot<'a> {
     ///
     /// # Panics
     /// When `len` is 0 or more than `MAX_PACKET`.
-    pub fn send(self, len: usize, dst: SocketAddr) -> &'a mut [u8] {
-        self.batch.append(len, dst)
+    pub fn send(self, len: usize, dst: impl Into<UdpDestination>) -> &'a mut [u8] {
+        self.batch.append(len, dst.into())
     }
 }
 

@@ -15,12 +15,11 @@ pub use model::{Corruption, Delivery, FaultModel};
 pub(crate) use outage::OutageClock;
 pub(super) use outage::OutageRx;
 
-use super::{Transmit, TxBatch};
+use super::{Transmit, TxBatch, UdpDestination};
 use doorbell_roce_proto::Instant;
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 use std::io;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 /// How far ahead a port with a rate takes packets: longer than the progress thread oversleeps, and
@@ -34,7 +33,7 @@ struct DelayedPacket {
     at: Instant,
     /// Keeps packets that are due together in the order they were sent.
     order: u64,
-    dst: SocketAddr,
+    dst: UdpDestination,
     bytes: Box<[u8]>,
     corruption: Option<Corruption>,
 }
@@ -109,7 +108,7 @@ impl FaultTx {
         batch.consume(taken);
     }
 
-    fn delay_packet(&mut self, dst: SocketAddr, packet: &[u8], now: Instant) {
+    fn delay_packet(&mut self, dst: UdpDestination, packet: &[u8], now: Instant) {
         for delivery in self.model.decide(now, packet.len()) {
             if self.delayed.len() == MAX_DELAYED {
                 break;

@@ -1,5 +1,6 @@
 use super::*;
 use crate::links::udp::Envelope;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -35,7 +36,7 @@ fn is_intact(packet: &[u8]) -> bool {
     let ident = packet[packet.len() - 3];
     let envelope = Envelope {
         src: SocketAddr::from(([127, 0, 0, 1], 1)),
-        dst: SocketAddr::from(([127, 0, 0, 1], 2)),
+        dst: SocketAddr::from(([127, 0, 0, 1], 2)).into(),
         ident: ident.into(),
     };
     seal(&mut sealed, &envelope);

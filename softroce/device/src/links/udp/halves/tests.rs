@@ -1,5 +1,9 @@
+#[path = "../../../../tests/common/observer.rs"]
+mod observer;
+
 use super::*;
-use crate::links::udp::{Envelope, RxBatch, TxBatch};
+use crate::links::udp::{Envelope, RxBatch, TxBatch, UdpDestination};
+use observer::Observer;
 
 /// Writes the Identification and a sum of the rest in place of the ICRC.
 fn seal(packet: &mut [u8], envelope: &Envelope) {
@@ -15,7 +19,7 @@ fn open_any(ip: &str) -> Link {
     Link::udp(SocketAddr::new(ip.parse().unwrap(), 0)).unwrap()
 }
 
-fn push(batch: &mut TxBatch, len: usize, fill: u8, dst: SocketAddr) {
+fn push(batch: &mut TxBatch, len: usize, fill: u8, dst: impl Into<UdpDestination>) {
     let mut slot = batch.slot().unwrap();
     slot[..len].fill(fill);
     slot.send(len, dst);
@@ -42,7 +46,7 @@ fn exchange(from: &mut Link, to: &mut Link, sizes: &[usize]) -> usize {
             let mut expected = vec![number as u8; sizes[number]];
             let envelope = Envelope {
                 src: from.local,
-                dst: to.local,
+                dst: to.local.into(),
                 ident: datagram.segment,
             };
             seal(&mut expected, &envelope);
@@ -114,6 +118,34 @@ fn a_kernel_that_refuses_gso_gets_single_datagrams() {
     }
 }
 
+/// Also with several segments in a run.
+#[test]
+fn each_packet_of_a_batch_has_its_traffic_class_and_hop_limit() {
+    for ip in ["127.0.0.1", "::1"] {
+        let mut link = open_any(ip);
+        let peer = Observer::bind(SocketAddr::new(ip.parse().unwrap(), 0));
+        let mut batch = TxBatch::new(link.local, seal);
+        // DSCP 46 (EF) with ECT(1); DSCP 24 (CS3).
+        let fields = [(0, 64), (46 << 2 | 1, 64), (24 << 2, 3), (0, 255), (46 << 2 | 1, 64)];
+        let fields = fields.iter().flat_map(|fields| [fields; 3]);
+        for (fill, &(traffic_class, hop_limit)) in (0..).zip(fields.clone()) {
+            let to = UdpDestination {
+                addr: peer.0.local_addr().unwrap(),
+                traffic_class,
+                hop_limit,
+            };
+            push(&mut batch, 100, fill, to);
+        }
+        assert_eq!(batch.runs().count(), 5);
+        link.tx.transmit(&mut batch, Instant::ZERO).unwrap();
+        for (fill, fields) in (0..).zip(fields) {
+            let packet = peer.observe();
+            assert_eq!((packet.bytes.len(), packet.bytes[0]), (100, fill), "{ip}");
+            assert_eq!((packet.traffic_class, packet.hop_limit), *fields, "{ip}, packet {fill}");
+        }
+    }
+}
+
 #[test]
 fn a_refused_datagram_is_lost_and_the_others_go() {
     let (mut a, b) = (open_any("127.0.0.1"), open_any("127.0.0.1"));
@@ -180,6 +212,20 @@ fn permission_denied_has_its_own_error() {
 }
 
 #[test]
+fn causes_are_said_once() {
+    let addr = SocketAddr::from(([127, 0, 0, 1], 4791));
+    let error = crate::OpenError::Bind {
+        device: "soft0".to_owned(),
+        error: BindError::new(addr, io::Error::other("no more")),
+    };
+    assert_eq!(
+        error.to_string(),
+        "cannot open soft0: 127.0.0.1:4791 cannot be bound: no more"
+    );
+    assert!(std::error::Error::source(&error).is_none());
+}
+
+#[test]
 fn a_mapped_address_is_ipv4() {
     let link = Link::udp("[::ffff:127.0.0.1]:0".parse().unwrap()).unwrap();
     assert!(link.local.is_ipv4());
@@ -204,7 +250,7 @@ fn faults_apply_to_real_sockets() {
             let mut expected = [9; 100];
             let envelope = Envelope {
                 src: datagram.src,
-                dst: datagram.dst,
+                dst: datagram.dst.into(),
                 ident: datagram.segment,
             };
             seal(&mut expected, &envelope);

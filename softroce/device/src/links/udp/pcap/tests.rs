@@ -1,5 +1,5 @@
 use super::*;
-use crate::links::udp::Link;
+use crate::links::udp::{Link, UdpDestination};
 use std::net::SocketAddr;
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -48,7 +48,12 @@ fn captured(ip: &str, sizes: &[usize]) -> (Vec<u8>, u16) {
     for &len in sizes {
         let mut slot = batch.slot().unwrap();
         slot[..len].fill(len as u8);
-        slot.send(len, link.local);
+        let to = UdpDestination {
+            addr: link.local,
+            traffic_class: CLASS,
+            hop_limit: 7,
+        };
+        slot.send(len, to);
     }
     link.tx.transmit(&mut batch, Instant::ZERO).unwrap();
     let mut incoming = RxBatch::new(link.local);
@@ -64,6 +69,12 @@ fn captured(ip: &str, sizes: &[usize]) -> (Vec<u8>, u16) {
 }
 
 const SIZES: [usize; 4] = [60, 60, 33, 4112];
+const CLASS: u8 = 0xb9;
+
+/// The traffic class and hop limit of a record: those sent, and the defaults of received packets.
+fn fields(number: usize) -> (u8, u8) {
+    if number < SIZES.len() { (CLASS, 7) } else { (0, 64) }
+}
 
 #[test]
 fn both_directions_are_in_the_file_as_ipv4() {
@@ -76,6 +87,7 @@ fn both_directions_are_in_the_file_as_ipv4() {
         let len = SIZES[number % SIZES.len()];
         assert!(*at >= before && *at < before + Duration::from_secs(60));
         assert_eq!((packet[0], packet[9]), (0x45, 17));
+        assert_eq!((packet[1], packet[8]), fields(number));
         assert_eq!(usize::from(u16_at(packet, 2)), packet.len());
         assert_eq!((u16_at(packet, 4), u16_at(packet, 6)), (idents[number], 0x4000));
         assert_eq!(check(&[&packet[..20]]), 0xffff);
@@ -95,7 +107,8 @@ fn ipv6_packets_have_a_right_checksum() {
     assert_eq!(records.len(), 2 * SIZES.len());
     for (number, (_, packet)) in records.iter().enumerate() {
         let len = SIZES[number % SIZES.len()];
-        assert_eq!((packet[0], packet[6]), (0x60, 17));
+        assert_eq!((packet[0] >> 4, packet[6]), (6, 17));
+        assert_eq!(((u16_at(packet, 0) >> 4) as u8, packet[7]), fields(number));
         assert_eq!((usize::from(u16_at(packet, 4)), packet.len()), (len + 8, len + 48));
         assert_eq!((u16_at(packet, 40), u16_at(packet, 42)), (port, port));
         let pseudo = [&packet[8..40], &packet[4..6], &[0, 17]].concat();

@@ -7,7 +7,7 @@ const LOCAL: &str = "127.0.0.1:4791";
 fn seal(packet: &mut [u8], envelope: &Envelope) {
     let at = packet.len() - 4;
     packet[at..at + 2].copy_from_slice(&envelope.ident.to_be_bytes());
-    packet[at + 2..].copy_from_slice(&envelope.dst.port().to_be_bytes());
+    packet[at + 2..].copy_from_slice(&envelope.dst.addr.port().to_be_bytes());
 }
 
 fn batch() -> TxBatch {
@@ -18,7 +18,7 @@ fn peer(number: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 10_000 + number))
 }
 
-fn push(batch: &mut TxBatch, len: usize, fill: u8, dst: SocketAddr) -> bool {
+fn push(batch: &mut TxBatch, len: usize, fill: u8, dst: impl Into<UdpDestination>) -> bool {
     let Some(mut slot) = batch.slot() else {
         return false;
     };
@@ -56,6 +56,24 @@ fn a_run_ends_at_another_destination_a_longer_packet_and_the_segment_limit() {
         assert!(push(&mut batch, 44, 0, peer(0)));
     }
     assert_eq!(shapes(&batch), [(MAX_SEGMENTS, 44), (1, 44)]);
+}
+
+#[test]
+fn a_run_has_one_traffic_class_and_one_hop_limit() {
+    let mut batch = batch();
+    let to = |(traffic_class, hop_limit)| UdpDestination {
+        traffic_class,
+        hop_limit,
+        ..peer(0).into()
+    };
+    let fields = [(0, 64), (0, 64), (8, 64), (8, 64), (8, 64), (8, 1), (0, 64)];
+    for fields in fields {
+        assert!(push(&mut batch, 44, 0, to(fields)));
+    }
+    assert_eq!(shapes(&batch), [(2, 44), (3, 44), (1, 44), (1, 44)]);
+    assert_eq!(batch.runs().next().unwrap().dst, peer(0).into());
+    batch.separate();
+    assert!(batch.runs().map(|run| run.dst).eq(fields.map(to)));
 }
 
 #[test]
@@ -115,7 +133,7 @@ proptest! {
                 assert_eq!(&sealed, packet);
                 assert_eq!(envelope.src, LOCAL.parse().unwrap());
                 let fill = if packet.len() > 4 { packet[0] } else { 0 };
-                seen.push((packet.len(), envelope.dst.port() - 10_000, fill));
+                seen.push((packet.len(), envelope.dst.addr.port() - 10_000, fill));
             }
             batch.consume(runs);
         };

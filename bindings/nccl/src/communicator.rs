@@ -1,0 +1,287 @@
+//! Communicators: initialisation in a thread, state, abort and the end.
+//!
+//! A thread of its own initialises each one, so that a rank that does not come blocks no call that
+//! may not block, and an abort ends the wait of the one that does. There is no deadline: programs
+//! have watchdogs of their own, which abort.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use doorbell_collectives::bootstrap::{self, Group};
+use doorbell_collectives::gpu::{GpuCommunicator, GpuError, GpuOptions, Sizes};
+use doorbell_collectives::{Communicator as HostCommunicator, Options, Rank};
+use doorbell_cuda::{Device, Driver, Stream};
+
+use crate::abi::{Config, Opaque, Status, UniqueId};
+use crate::failure::{Failure, caught};
+use crate::reduction::Operators;
+use crate::{group, handles, unique_id};
+
+/// Thread blocks of a kernel, of which each takes a multiprocessor, where nothing says otherwise.
+const BLOCKS: u32 = 32;
+/// In all 153 MiB a communicator: FIFOs for slices of 64 KiB of as many blocks, four ranks.
+const FIFOS: usize = 32 << 20;
+const STAGING: usize = 64 << 20;
+
+/// What `ncclCommInitRank` is called with.
+pub(crate) struct Request {
+    id: bootstrap::UniqueId,
+    rank: Rank,
+    ranks: u32,
+    device: Device,
+    config: Config,
+}
+
+impl Request {
+    /// For the device that is current in this thread.
+    pub(crate) fn new(id: &UniqueId, rank: c_int, ranks: c_int, config: Config) -> Result<Self, Failure> {
+        Self::on(current_device()?, id, rank, ranks, config)
+    }
+
+    pub(crate) fn on(
+        device: Device,
+        id: &UniqueId,
+        rank: c_int,
+        ranks: c_int,
+        config: Config,
+    ) -> Result<Self, Failure> {
+        let id = unique_id::decode(id)?;
+        let numbers = u32::try_from(rank).ok().zip(u32::try_from(ranks).ok());
+        let Some((rank, ranks)) = numbers.filter(|(rank, ranks)| rank < ranks) else {
+            return Err(Failure::invalid_argument(format!(
+                "there is no rank {rank} of {ranks} ranks"
+            )));
+        };
+        Ok(Self {
+            id,
+            rank: Rank(rank),
+            ranks,
+            device,
+            config,
+        })
+    }
+}
+
+pub(crate) fn driver() -> Result<Driver, Failure> {
+    Driver::load().map_err(|absent| Failure::new(Status::UnhandledCudaError, absent.to_string()))
+}
+
+/// The device of the calling thread's context; the first one in a thread without.
+pub(crate) fn current_device() -> Result<Device, Failure> {
+    let driver = driver()?;
+    match driver.current_device()? {
+        Some(device) => Ok(device),
+        None => Ok(driver.device(0)?),
+    }
+}
+
+/// A communicator of this process.
+pub(crate) struct Communicator {
+    pub(crate) rank: Rank,
+    pub(crate) ranks: u32,
+    pub(crate) device: Device,
+    pub(crate) operators: Operators,
+    ready: OnceLock<Result<Ready, Failure>>,
+    /// Whether its initialisation is over; also after an abort.
+    is_over: Mutex<bool>,
+    over: Condvar,
+    aborted: AtomicBool,
+    finalized: AtomicBool,
+    failure: OnceLock<Failure>,
+}
+
+/// What an initialised communicator has.
+pub(crate) struct Ready {
+    pub(crate) gpu: GpuCommunicator,
+    /// Waits for all that is enqueued on streams of the program.
+    pub(crate) follower: Stream,
+}
+
+impl Communicator {
+    /// Begins the initialisation, and stores the handle, which is valid at once. Waits for its end,
+    /// unless it is in a group, whose end waits, or the configuration says not to.
+    ///
+    /// # Safety
+    /// `into` may be written.
+    pub(crate) unsafe fn create(request: Request, into: *mut Opaque) -> Result<Status, Failure> {
+        let (communicator, blocking) = (Arc::new(Self::new(&request)), request.config.blocking);
+        let theirs = Arc::clone(&communicator);
+        let work = move || theirs.initialise(&request);
+        doorbell_threads::spawn("nccl init", work)
+            .map_err(|error| Failure::system(format!("cannot start a thread: {error}")))?;
+        let handle = handles::insert(Arc::clone(&communicator));
+        // SAFETY: the caller's promise.
+        unsafe { into.write(handle) };
+        match blocking {
+            true => group::wait_for(communicator).inspect_err(|_| drop(handles::remove(handle))),
+            false => Ok(Status::InProgress),
+        }
+    }
+
+    fn new(request: &Request) -> Self {
+        Self {
+            rank: request.rank,
+            ranks: request.ranks,
+            device: request.device,
+            operators: Operators::default(),
+            ready: OnceLock::new(),
+            is_over: Mutex::new(false),
+            over: Condvar::new(),
+            aborted: AtomicBool::new(false),
+            finalized: AtomicBool::new(false),
+            failure: OnceLock::new(),
+        }
+    }
+
+    fn initialise(&self, request: &Request) {
+        let ready = caught(|| self.connect(request));
+        // No other thread sets it.
+        let _ = self.ready.set(ready);
+        self.set_over();
+        // An abort that came before that lock was taken has not seen it.
+        if self.aborted.load(Ordering::Acquire) {
+            self.abort_ready();
+        }
+    }
+
+    fn connect(&self, request: &Request) -> Result<Ready, Failure> {
+        let &Request {
+            rank, ranks, device, ..
+        } = request;
+        let bootstrap = bootstrap::Options {
+            timeout: Duration::MAX,
+            ..bootstrap::Options::from_env()?
+        };
+        let group = Group::join(&request.id, rank, ranks, &bootstrap)?;
+        let options = Options {
+            deadline: Duration::MAX,
+            // Programs make many communicators, and the host has a part only in few.
+            calibrate: false,
+            ..Options::from_env()?
+        };
+        let gpu_options = gpu_options(&request.config)?;
+        let context = device.context()?;
+        let host = doorbell::open_from_env().map_err(|error| Failure::system(error.to_string()))?;
+        let host = HostCommunicator::new(&[host], group, options)?;
+        Ok(Ready {
+            gpu: GpuCommunicator::new(host, &context, gpu_options)?,
+            follower: Stream::new(&context)?,
+        })
+    }
+
+    /// Ends the wait for its initialisation, which then fails.
+    pub(crate) fn give_up(&self) {
+        self.aborted.store(true, Ordering::Release);
+        self.set_over();
+    }
+
+    /// Reports the abort to the other ranks, which are known once it is initialised.
+    fn abort_ready(&self) {
+        if let Some(Ok(ready)) = self.ready.get() {
+            ready.gpu.abort("it called ncclCommAbort");
+        }
+    }
+
+    fn set_over(&self) {
+        *self.is_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.over.notify_all();
+    }
+
+    /// Waits for the end of the initialisation.
+    pub(crate) fn wait(&self) -> Result<(), Failure> {
+        let is_over = self.is_over.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.over.wait_while(is_over, |is_over| !*is_over));
+        match self.ready.get() {
+            Some(Ok(_)) => Ok(()),
+            Some(Err(failure)) => Err(failure.clone()),
+            None => Err(Failure::invalid_usage(
+                "the communicator was aborted while it was initialised",
+            )),
+        }
+    }
+
+    /// What to enqueue operations with.
+    pub(crate) fn ready(&self) -> Result<&Ready, Failure> {
+        if self.finalized.load(Ordering::Acquire) {
+            return Err(Failure::invalid_usage(
+                "the communicator was finalized: it can only be destroyed",
+            ));
+        }
+        match self.ready.get() {
+            Some(Ok(ready)) => Ok(ready),
+            Some(Err(failure)) => Err(failure.clone()),
+            None => Err(Failure::invalid_argument(
+                "the communicator is not initialised yet: ncclCommGetAsyncError says when it is",
+            )),
+        }
+    }
+
+    /// `ncclCommGetAsyncError`: the state, and for a failure its text.
+    pub(crate) fn state(&self) -> Result<Status, Failure> {
+        if let Some(failure) = self.failure.get() {
+            return Err(failure.clone());
+        }
+        match self.ready.get() {
+            None => Ok(Status::InProgress),
+            Some(Err(failure)) => Err(failure.clone()),
+            Some(Ok(ready)) => match ready.gpu.check() {
+                Ok(()) => Ok(Status::Success),
+                Err(error) => Err(self.failure.get_or_init(|| error.into()).clone()),
+            },
+        }
+    }
+
+    /// `ncclCommFinalize`: takes no more operations. It completes them when it is destroyed.
+    pub(crate) fn finalize(&self) -> Result<Status, Failure> {
+        self.ready()?;
+        self.finalized.store(true, Ordering::Release);
+        self.state()
+    }
+
+    /// `ncclCommDestroy`, of a communicator without a handle: completes this rank's operations, and
+    /// leaves without waiting for the others.
+    pub(crate) fn destroy(self: Arc<Self>) -> Result<Status, Failure> {
+        // Another thread in a call, or that initialises it, drops it at its end.
+        match Arc::into_inner(self).and_then(|communicator| communicator.ready.into_inner()) {
+            Some(Ok(ready)) => match ready.gpu.leave() {
+                // Its failure was reported by ncclCommGetAsyncError.
+                Ok(()) | Err(GpuError::Collective(_)) => Ok(Status::Success),
+                Err(error) => Err(error.into()),
+            },
+            Some(Err(_)) | None => Ok(Status::Success),
+        }
+    }
+
+    /// `ncclCommAbort`, of a communicator without a handle: fails it on all ranks, and ends it in a
+    /// thread, as streams may take their time.
+    pub(crate) fn abort(self: Arc<Self>) -> Result<Status, Failure> {
+        self.give_up();
+        self.abort_ready();
+        doorbell_threads::spawn("nccl abort", move || drop(caught(|| self.destroy())))
+            .map_err(|error| Failure::system(format!("cannot start a thread: {error}")))?;
+        Ok(Status::Success)
+    }
+}
+
+fn gpu_options(config: &Config) -> Result<GpuOptions, Failure> {
+    let mut options = GpuOptions::from_env()?;
+    options.sizes.get_or_insert(Sizes {
+        fifos: FIFOS,
+        staging: STAGING,
+        ..Sizes::default()
+    });
+    let most =
+        match doorbell_trust::text_variable("NCCL_MAX_CTAS").filter(|text| !text.is_empty()) {
+            Some(text) => {
+                let blocks = text.parse().ok().filter(|blocks| *blocks > 0);
+                Some(blocks.ok_or_else(|| {
+                    Failure::invalid_usage(format!("NCCL_MAX_CTAS is {text:?}: it is a number from 1"))
+                })?)
+            }
+            None => config.max_blocks,
+        };
+    options.blocks.get_or_insert(most.unwrap_or(BLOCKS).min(BLOCKS));
+    Ok(options)
+}

@@ -1,0 +1,109 @@
+//! Operators: the five that have names, and those of `ncclRedOpCreatePreMulSum`.
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Mutex, PoisonError};
+
+use doorbell_collectives::communicator::Reduction;
+use doorbell_collectives::kernel::{F8E4M3, F8E5M2, bf16, f16};
+use doorbell_collectives::{DataType, PreMulSum, ReduceOp};
+
+use crate::failure::Failure;
+
+const NAMED: [ReduceOp; 5] = [
+    ReduceOp::Sum,
+    ReduceOp::Prod,
+    ReduceOp::Max,
+    ReduceOp::Min,
+    ReduceOp::Avg,
+];
+const HOST_IMMEDIATE: c_int = 1;
+
+/// The operators that a communicator's program has created.
+#[derive(Default)]
+pub(crate) struct Operators(Mutex<Vec<Option<(DataType, Reduction)>>>);
+
+impl Operators {
+    /// The operator of this number for elements of this type.
+    pub(crate) fn get(&self, number: c_int, data: DataType) -> Result<Reduction, Failure> {
+        let none = || Failure::invalid_argument(format!("there is no operator {number}"));
+        let number = usize::try_from(number).map_err(|_| none())?;
+        let Some(created) = number.checked_sub(NAMED.len()) else {
+            return Ok(NAMED[number].into());
+        };
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (of, reduction) = all.get(created).and_then(Option::as_ref).ok_or_else(none)?;
+        match *of == data {
+            true => Ok(reduction.clone()),
+            false => Err(Failure::invalid_argument(format!(
+                "operator {number} was created for {of}, and the elements are {data}"
+            ))),
+        }
+    }
+
+    /// Creates an operator, and returns its number.
+    ///
+    /// # Safety
+    /// If the scalar is in host memory, an element of the type can be read there.
+    pub(crate) unsafe fn create(
+        &self,
+        scalar: *const c_void,
+        data: DataType,
+        residence: c_int,
+    ) -> Result<c_int, Failure> {
+        if residence != HOST_IMMEDIATE {
+            return Err(Failure::invalid_usage(
+                "a scalar in device memory is not supported yet: use ncclScalarHostImmediate",
+            ));
+        }
+        // SAFETY: the caller's promise.
+        let reduction = unsafe { scaled(scalar, data) };
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = all.iter().position(Option::is_none).unwrap_or(all.len());
+        let number =
+            c_int::try_from(place + NAMED.len()).map_err(|_| Failure::invalid_usage("there are too many operators"))?;
+        match all.get_mut(place) {
+            Some(free) => *free = Some((data, reduction)),
+            None => all.push(Some((data, reduction))),
+        }
+        Ok(number)
+    }
+
+    pub(crate) fn destroy(&self, number: c_int) -> Result<(), Failure> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let created = usize::try_from(number)
+            .ok()
+            .and_then(|number| number.checked_sub(NAMED.len()));
+        let entry = created.and_then(|created| all.get_mut(created)).and_then(Option::take);
+        match entry {
+            Some(_) => Ok(()),
+            None => Err(Failure::invalid_argument(format!("operator {number} was not created"))),
+        }
+    }
+}
+
+/// The sum of elements times a scalar, which has their type and is converted to the accumulator's.
+///
+/// # Safety
+/// An element of the type can be read at `scalar`.
+unsafe fn scaled(scalar: *const c_void, data: DataType) -> Reduction {
+    macro_rules! read {
+        ($type:ty) => {
+            // SAFETY: the caller's promise; every bit pattern is a value of these types.
+            unsafe { scalar.cast::<$type>().read_unaligned() }
+        };
+    }
+    match data {
+        DataType::I8 => PreMulSum(read!(i8)).into(),
+        DataType::U8 => PreMulSum(read!(u8)).into(),
+        DataType::I32 => PreMulSum(read!(i32)).into(),
+        DataType::U32 => PreMulSum(read!(u32)).into(),
+        DataType::I64 => PreMulSum(read!(i64)).into(),
+        DataType::U64 => PreMulSum(read!(u64)).into(),
+        DataType::F16 => PreMulSum(read!(f16).to_f32()).into(),
+        DataType::Bf16 => PreMulSum(read!(bf16).to_f32()).into(),
+        DataType::F32 => PreMulSum(read!(f32)).into(),
+        DataType::F64 => PreMulSum(read!(f64)).into(),
+        DataType::F8E4M3 => PreMulSum(read!(F8E4M3).to_f32()).into(),
+        DataType::F8E5M2 => PreMulSum(read!(F8E5M2).to_f32()).into(),
+    }
+}

@@ -1,0 +1,49 @@
+/* What the clients share: checks, and a GPU by the CUDA driver that the environment names. */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "nccl.h"
+
+#define CHECK(condition) \
+    do { \
+        if (!(condition)) { \
+            printf("FAIL rank %d, %s:%d: %s; last error: %s\n", rank, __FILE__, __LINE__, #condition, ncclGetLastError(NULL)); \
+            exit(1); \
+        } \
+    } while (0)
+#define OK(call) CHECK((call) == ncclSuccess)
+/* A call that fails, with this in its text. */
+#define FAILS(call, result, text) \
+    do { \
+        CHECK((call) == (result)); \
+        CHECK(strstr(ncclGetLastError(NULL), text)); \
+    } while (0)
+
+extern int rank, ranks;
+extern ncclUniqueId id;
+
+/* The GPU of this rank is current in this thread from now on. */
+void gpu_open(int device);
+void *gpu_memory(size_t bytes);
+cudaStream_t gpu_stream(void);
+void gpu_stream_destroy(cudaStream_t stream);
+/* These wait for the stream. */
+void gpu_write(void *into, const void *from, size_t bytes, cudaStream_t stream);
+void gpu_read(void *into, const void *from, size_t bytes, cudaStream_t stream);
+void gpu_synchronize(cudaStream_t stream);
+
+ncclComm_t join(void);
+/* The state of a communicator that is in progress at first. */
+ncclResult_t state_at_last(ncclComm_t comm);
+
+void collectives(void);
+void messages(void);
+void groups(void);
+void killed(void);
+void abort_operation(void);
+void abort_initialisation(void);
+void arguments(void);

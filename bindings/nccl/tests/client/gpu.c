@@ -1,0 +1,54 @@
+#include <dlfcn.h>
+
+#include "client.h"
+
+static void *driver;
+
+static void *function(const char *name) {
+    void *found = dlsym(driver, name);
+    if (!found) {
+        printf("FAIL there is no %s\n", name);
+        exit(1);
+    }
+    return found;
+}
+
+#define CU(name, types, ...) CHECK(((int (*) types)function(name))(__VA_ARGS__) == 0)
+
+void gpu_open(int device) {
+    void *context;
+    if (!driver) driver = dlopen(getenv("DOORBELL_CUDA_LIBRARY"), RTLD_NOW);
+    CU("cuInit", (unsigned), 0);
+    CU("cuDevicePrimaryCtxRetain", (void **, int), &context, device);
+    CU("cuCtxSetCurrent", (void *), context);
+}
+
+void *gpu_memory(size_t bytes) {
+    uint64_t address;
+    CU("cuMemAlloc_v2", (uint64_t *, size_t), &address, bytes);
+    return (void *)(uintptr_t)address;
+}
+
+cudaStream_t gpu_stream(void) {
+    void *stream;
+    CU("cuStreamCreateWithPriority", (void **, unsigned, int), &stream, 1, 0);
+    return stream;
+}
+
+void gpu_stream_destroy(cudaStream_t stream) {
+    CU("cuStreamDestroy_v2", (void *), stream);
+}
+
+void gpu_synchronize(cudaStream_t stream) {
+    CU("cuStreamSynchronize", (void *), stream);
+}
+
+void gpu_write(void *into, const void *from, size_t bytes, cudaStream_t stream) {
+    CU("cuMemcpyHtoDAsync_v2", (uint64_t, const void *, size_t, void *), (uintptr_t)into, from, bytes, stream);
+    gpu_synchronize(stream);
+}
+
+void gpu_read(void *into, const void *from, size_t bytes, cudaStream_t stream) {
+    CU("cuMemcpyDtoHAsync_v2", (void *, uint64_t, size_t, void *), into, (uintptr_t)from, bytes, stream);
+    gpu_synchronize(stream);
+}

@@ -1,0 +1,65 @@
+/* client id: makes a unique id, writes it, and serves it until its input ends.
+   client TEST RANK RANKS ID: a rank of a test, which stays until its input ends. */
+#include "client.h"
+
+int rank, ranks;
+ncclUniqueId id;
+
+static const struct { const char *name; void (*run)(void); } TESTS[] = {
+    { "collectives", collectives }, { "messages", messages }, { "groups", groups }, { "killed", killed },
+    { "abort-operation", abort_operation }, { "abort-initialisation", abort_initialisation }, { "arguments", arguments },
+};
+
+ncclComm_t join(void) {
+    ncclComm_t comm = NULL;
+    OK(ncclCommInitRank(&comm, ranks, id, rank));
+    return comm;
+}
+
+ncclResult_t state_at_last(ncclComm_t comm) {
+    ncclResult_t state;
+    do {
+        usleep(1000);
+        OK(ncclCommGetAsyncError(comm, &state));
+    } while (state == ncclInProgress);
+    return state;
+}
+
+static void wait_for_end(void) {
+    char byte;
+    while (read(0, &byte, 1) > 0) { }
+}
+
+static void serve_id(void) {
+    OK(ncclGetUniqueId(&id));
+    for (size_t i = 0; i < sizeof id; i++) printf("%02x", (unsigned char)id.internal[i]);
+    printf("\n");
+    fflush(stdout);
+    wait_for_end();
+}
+
+int main(int argc, char **argv) {
+    if (argc == 2 && !strcmp(argv[1], "id")) {
+        serve_id();
+        return 0;
+    }
+    if (argc != 5 || strlen(argv[4]) != 2 * sizeof id) return 2;
+    rank = atoi(argv[2]);
+    ranks = atoi(argv[3]);
+    for (size_t i = 0; i < sizeof id; i++) {
+        unsigned byte;
+        sscanf(argv[4] + 2 * i, "%2x", &byte);
+        id.internal[i] = (char)byte;
+    }
+    gpu_open(rank % 2);
+    for (size_t i = 0; i < sizeof TESTS / sizeof *TESTS; i++) {
+        if (!strcmp(TESTS[i].name, argv[1])) {
+            TESTS[i].run();
+            printf("PASS\n");
+            fflush(stdout);
+            wait_for_end();
+            return 0;
+        }
+    }
+    return 2;
+}

@@ -1,0 +1,169 @@
+//! Clients in C (`tests/client`), against headers of their own.
+
+use std::ffi::OsString;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::fs::symlink;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use doorbell_cuda_standin::{ExecutionMode, environment};
+use tempfile::TempDir;
+
+use crate::library;
+
+const SOURCES: [&str; 5] = ["main.c", "gpu.c", "collectives.c", "groups.c", "failures.c"];
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// The client, in a folder with the library by its name.
+fn client() -> &'static Path {
+    static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
+    let (_, client) = BUILT.get_or_init(|| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let link = folder.path().join("libnccl.so.2");
+        symlink(library(), &link).expect("the folder is empty");
+        let client = folder.path().join("client");
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/client");
+        let output = Command::new("cc")
+            .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"])
+            .args(SOURCES.map(|source| sources.join(source)))
+            .arg(&link)
+            .args(["-ldl", "-Wl,-rpath,$ORIGIN", "-o"])
+            .arg(&client)
+            .output()
+            .expect("a C compiler, cc");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        (folder, client)
+    });
+    client
+}
+
+/// On loopback, with a device address of the test's own.
+fn variables(test: &str) -> Vec<(&'static str, OsString)> {
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let own = test
+        .bytes()
+        .fold(1, |sum: u8, byte| sum.wrapping_mul(31).wrapping_add(byte))
+        | 1;
+    let address = format!("127.{}.{low}.{own}", 112 + high % 8);
+    let mut all = Vec::from(environment(ExecutionMode::Prompt, 2));
+    all.push(("NCCL_SOCKET_IFNAME", "lo".into()));
+    all.push(("DOORBELL_SOFT_ADDR", address.into()));
+    all
+}
+
+/// A process that is killed when the test has failed.
+struct Process(Child);
+
+impl Process {
+    fn start(test: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+        let mut command = Command::new(client());
+        command
+            .args(arguments)
+            .envs(variables(test))
+            .envs(environment.iter().copied());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        Self(command.spawn().expect("the client starts"))
+    }
+
+    /// Lets it end: what it has written, and its status.
+    fn end(mut self, until: Instant) -> (String, ExitStatus) {
+        drop(self.0.stdin.take());
+        let status = loop {
+            match self.0.try_wait().expect("a child of this process") {
+                Some(status) => break status,
+                None if Instant::now() < until => thread::sleep(Duration::from_millis(5)),
+                None => panic!("the client does not end"),
+            }
+        };
+        let mut said = String::new();
+        let output = self.0.stdout.as_mut().expect("a pipe");
+        output.read_to_string(&mut said).expect("the client writes text");
+        (said, status)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail only if it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs a test's ranks, whose id a process makes that is none of them. With as many ranks, which
+/// may be more than run.
+fn run(test: &str, running: u32, ranks: u32, environment: &[(&str, &str)]) -> Vec<(String, ExitStatus)> {
+    let mut server = Process::start(test, &["id"], environment);
+    let mut id = String::new();
+    let output = server.0.stdout.as_mut().expect("a pipe");
+    BufReader::new(output).read_line(&mut id).expect("the id");
+    let of = ranks.to_string();
+    let start = |rank: u32| Process::start(test, &[test, &rank.to_string(), &of, id.trim()], environment);
+    let processes: Vec<Process> = (0..running).map(start).collect();
+    let until = Instant::now() + LIMIT;
+    // A rank that aborts is still there when those before it have learned of it.
+    processes.into_iter().map(|process| process.end(until)).collect()
+}
+
+fn pass(test: &str, running: u32, ranks: u32, environment: &[(&str, &str)]) {
+    for (rank, (said, status)) in run(test, running, ranks, environment).into_iter().enumerate() {
+        assert!(
+            status.success() && said.trim() == "PASS",
+            "rank {rank}: {status}: {said}"
+        );
+    }
+}
+
+#[test]
+fn every_collective_type_and_operator_in_place_and_not() {
+    pass("collectives", 3, 3, &[]);
+}
+
+#[test]
+fn every_collective_staged_through_the_host() {
+    pass("collectives", 3, 3, &[("DOORBELL_GPU", "executor=staged")]);
+}
+
+#[test]
+fn sends_and_receives_of_a_group_progress_together() {
+    pass("messages", 3, 3, &[]);
+}
+
+#[test]
+fn groups_nest_and_span_communicators() {
+    pass("groups", 3, 3, &[]);
+}
+
+#[test]
+fn one_rank_is_a_communicator_too() {
+    pass("messages", 1, 1, &[]);
+}
+
+#[test]
+fn a_killed_rank_is_named_to_the_others() {
+    let mut ends = run("killed", 3, 3, &[]);
+    let (_, killed) = ends.pop().expect("three ranks");
+    assert_eq!(killed.signal(), Some(9));
+    for (said, status) in ends {
+        assert!(status.success() && said.trim() == "PASS", "{status}: {said}");
+    }
+}
+
+#[test]
+fn another_thread_aborts_an_operation() {
+    pass("abort-operation", 2, 2, &[]);
+}
+
+#[test]
+fn an_initialisation_without_the_other_rank_blocks_no_caller_and_is_aborted() {
+    pass("abort-initialisation", 1, 2, &[]);
+}
+
+#[test]
+fn wrong_arguments_are_refused_with_a_sentence() {
+    pass("arguments", 1, 1, &[]);
+}
