@@ -1,5 +1,6 @@
 //! Tasks: byte streams and awaited operations between devices of one process.
 
+mod framed;
 mod queue_pair;
 mod server;
 mod stream;

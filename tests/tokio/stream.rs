@@ -14,18 +14,18 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
 use crate::{LIMIT, Result, cancelled, run};
 
-async fn pair(a: &Context, b: &Context, config: StreamConfig) -> Result<(RdmaStream, RdmaStream)> {
+pub(crate) async fn pair(a: &Context, b: &Context, config: StreamConfig) -> Result<(RdmaStream, RdmaStream)> {
     let mut listener = RdmaListener::bind("127.0.0.1:0", a.protection_domain()?, config.clone()).await?;
     let client = RdmaStream::connect(listener.local_addr(), b.protection_domain()?, config);
     let (server, client) = tokio::join!(listener.accept(), client);
     Ok((server?, client?))
 }
 
-fn small() -> StreamConfig {
+pub(crate) fn small() -> StreamConfig {
     StreamConfig::default().chunk(512).chunks(6).spins(3)
 }
 
-fn random_bytes(seed: u64, len: usize) -> Vec<u8> {
+pub(crate) fn random_bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     std::iter::repeat_with(|| random.u8(..)).take(len).collect()
 }
