@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crossbeam_queue::ArrayQueue;
 use doorbell_verbs::Buffer;
 
-use crate::sleep::Sleepers;
+use crate::events::Waiters;
 
 /// Bytes as they came from the peer, in the buffer that its device has filled.
 ///
@@ -20,29 +20,29 @@ pub(crate) struct ReceivedChunk(Lent);
 #[derive(Debug)]
 pub struct SendChunk(Lent);
 
-/// The first bytes of a buffer that goes home when it is dropped.
+/// The first bytes of a buffer that returns to its queue when it is dropped.
 #[derive(Debug)]
 struct Lent {
     /// Present until it is dropped or sent.
     buffer: Option<Buffer>,
     len: usize,
-    home: Arc<Home>,
+    queue: Arc<ReturnQueue>,
 }
 
-/// Where lent buffers of one kind come back to.
+/// Lent buffers of one kind that have been dropped.
 #[derive(Debug)]
-pub(crate) struct Home {
+pub(crate) struct ReturnQueue {
     buffers: ArrayQueue<Buffer>,
     /// Tasks of the stream: what they sleep for may be a buffer.
-    sleepers: Arc<Sleepers>,
+    waiters: Arc<Waiters>,
 }
 
-impl Home {
+impl ReturnQueue {
     /// With room for all of `buffers` buffers.
-    pub(crate) fn new(buffers: usize, sleepers: Arc<Sleepers>) -> Arc<Self> {
+    pub(crate) fn new(buffers: usize, waiters: Arc<Waiters>) -> Arc<Self> {
         Arc::new(Self {
             buffers: ArrayQueue::new(buffers),
-            sleepers,
+            waiters,
         })
     }
 
@@ -65,18 +65,18 @@ impl Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            self.home.put(buffer);
-            self.home.sleepers.wake_all();
+            self.queue.put(buffer);
+            self.queue.waiters.wake_all();
         }
     }
 }
 
 impl ReceivedChunk {
-    pub(crate) fn new(buffer: Buffer, len: usize, home: Arc<Home>) -> Self {
+    pub(crate) fn new(buffer: Buffer, len: usize, queue: Arc<ReturnQueue>) -> Self {
         Self(Lent {
             buffer: Some(buffer),
             len,
-            home,
+            queue,
         })
     }
 }
@@ -95,11 +95,11 @@ impl From<ReceivedChunk> for Bytes {
 }
 
 impl SendChunk {
-    pub(crate) fn new(buffer: Buffer, len: usize, home: Arc<Home>) -> Self {
+    pub(crate) fn new(buffer: Buffer, len: usize, queue: Arc<ReturnQueue>) -> Self {
         Self(Lent {
             buffer: Some(buffer),
             len,
-            home,
+            queue,
         })
     }
 
@@ -108,8 +108,8 @@ impl SendChunk {
         self.0.buffer.take()
     }
 
-    pub(crate) fn is_of(&self, home: &Arc<Home>) -> bool {
-        Arc::ptr_eq(&self.0.home, home)
+    pub(crate) fn is_of(&self, queue: &Arc<ReturnQueue>) -> bool {
+        Arc::ptr_eq(&self.0.queue, queue)
     }
 }
 

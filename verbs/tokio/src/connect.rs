@@ -14,8 +14,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
 
 use crate::config::{ConfigError, Sizes, StreamConfig};
-use crate::link::{self, Link, Memory};
-use crate::sleep::{Bed, Sleepers};
+use crate::connection::{self, Memory, StreamConnection};
+use crate::events::{EventSource, Waiters};
 use crate::stream::RdmaStream;
 
 /// Clients that are being connected at once; others wait in the listener's backlog.
@@ -162,14 +162,14 @@ async fn open(
 ) -> Result<RdmaStream, ConnectError> {
     let own = config.check()?;
     let channel = TokioChannel::new(pd.context().completion_channel()?).map_err(socket)?;
-    let depth = link::send_depth(own);
+    let depth = connection::send_depth(own);
     let entries = depth + u32::from(own.chunks);
     let cq = pd.context().completion_queue_on(channel.channel(), entries)?;
     let mut prepared = pd
         .queue_pair(&cq)
         .max_send_wr(depth)
         .max_recv_wr(own.chunks.into())
-        .max_inline_data(link::INLINE)
+        .max_inline_data(connection::INLINE)
         .rc()?;
     let memory = Memory::register(&pd, own)?;
     for buffer in memory.receiving {
@@ -185,9 +185,14 @@ async fn open(
     });
     let (qp, theirs, tcp, peer) = joined(exchanged.await)??;
     let tcp = tcp_of(tcp)?;
-    let sleepers = Arc::new(Sleepers::default());
-    let link = Link::new((cq, qp), memory.sending, (own, theirs), &sleepers);
-    Ok(RdmaStream::new(link, Bed::new(channel, tcp, sleepers), peer, &config))
+    let waiters = Arc::new(Waiters::default());
+    let connection = StreamConnection::new((cq, qp), memory.sending, (own, theirs), &waiters);
+    Ok(RdmaStream::new(
+        connection,
+        EventSource::new(channel, tcp, waiters),
+        peer,
+        &config,
+    ))
 }
 
 /// A listening socket, and its address.

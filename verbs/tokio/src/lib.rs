@@ -49,12 +49,12 @@
 mod chunk;
 mod config;
 mod connect;
+mod connection;
 mod credits;
-mod link;
+mod events;
 mod pending;
 mod queue_pair;
 mod server;
-mod sleep;
 mod stream;
 
 pub use chunk::SendChunk;

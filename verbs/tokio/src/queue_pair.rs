@@ -17,8 +17,8 @@ use doorbell_verbs::{
 use tokio::task::spawn_blocking;
 
 use crate::connect::{ConnectError, joined, socket, tcp_of};
+use crate::events::{Event, EventSource, Waiters};
 use crate::pending::Pending;
-use crate::sleep::{Bed, Event, Sleepers};
 
 /// Entries of its queues, which are the builder's default.
 const DEPTH: u32 = 128;
@@ -105,7 +105,7 @@ struct Connection {
     cq: CompletionQueue,
     sends: Pending<Outcome>,
     receives: Pending<Outcome>,
-    bed: Bed,
+    events: EventSource,
     broken: Option<Broken>,
     /// To be woken when the lock is free: a waker may run anything.
     woken: Vec<Waker>,
@@ -162,7 +162,7 @@ impl AsyncQueuePair {
             cq,
             sends: Pending::default(),
             receives: Pending::default(),
-            bed: Bed::new(channel, tcp_of(tcp)?, Arc::new(Sleepers::default())),
+            events: EventSource::new(channel, tcp_of(tcp)?, Arc::new(Waiters::default())),
             broken: None,
             woken: Vec::new(),
         };
@@ -354,7 +354,7 @@ impl Connection {
         // What the peer sent before is in the completion queue.
         while self.drive() {}
         self.broken.get_or_insert(broken);
-        self.bed.sleepers().wake_all();
+        self.events.waiters().wake_all();
     }
 
     /// The outcome of one request; drives all, and sleeps.
@@ -386,8 +386,8 @@ impl Connection {
                 return Poll::Pending;
             }
             // Under the lock, as is whatever ends the wait: nothing comes between.
-            self.bed.sleepers().sleep(cx.waker());
-            let event = ready!(self.bed.poll(&mut self.cq));
+            self.events.waiters().add(cx.waker());
+            let event = ready!(self.events.poll(&mut self.cq));
             self.take(event);
         }
     }

@@ -1,4 +1,4 @@
-//! A byte stream: the traits of tokio over a [`Link`].
+//! A byte stream: the traits of tokio over a [`StreamConnection`].
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -14,8 +14,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use crate::chunk::SendChunk;
 use crate::config::StreamConfig;
 use crate::connect::{self, ConnectError};
-use crate::link::Link;
-use crate::sleep::{Bed, Event};
+use crate::connection::StreamConnection;
+use crate::events::{Event, EventSource};
 
 /// Said over TCP when all of the peer's bytes are here: its acknowledgements may be lost once the
 /// queue pair is destroyed.
@@ -35,8 +35,8 @@ pub struct RdmaStream {
 }
 
 pub(crate) struct Inner {
-    link: Link,
-    bed: Bed,
+    connection: StreamConnection,
+    events: EventSource,
     peer: SocketAddr,
     /// Turns of the runtime since something happened.
     idle: u32,
@@ -53,11 +53,16 @@ impl std::fmt::Debug for Inner {
 }
 
 impl RdmaStream {
-    pub(crate) fn new(link: Link, bed: Bed, peer: SocketAddr, config: &StreamConfig) -> Self {
+    pub(crate) fn new(
+        connection: StreamConnection,
+        events: EventSource,
+        peer: SocketAddr,
+        config: &StreamConfig,
+    ) -> Self {
         Self {
             inner: Some(Box::new(Inner {
-                link,
-                bed,
+                connection,
+                events,
                 peer,
                 idle: 0,
                 spins: config.spins,
@@ -95,7 +100,7 @@ impl RdmaStream {
     /// `ConnectionReset` when the peer is gone, `InvalidData` when it breaks the protocol.
     pub async fn read_bytes(&mut self) -> io::Result<Option<Bytes>> {
         let inner = self.get_mut();
-        let bytes = poll_fn(|cx| inner.poll(cx, Link::take)).await?;
+        let bytes = poll_fn(|cx| inner.poll(cx, StreamConnection::take)).await?;
         Ok((!bytes.is_empty()).then_some(bytes))
     }
 
@@ -107,7 +112,7 @@ impl RdmaStream {
     /// As of [`poll_write`](AsyncWrite::poll_write).
     pub async fn reserve(&mut self, len: usize) -> io::Result<SendChunk> {
         let inner = self.get_mut();
-        poll_fn(|cx| inner.poll(cx, |link| link.reserve(len))).await
+        poll_fn(|cx| inner.poll(cx, |connection| connection.reserve(len))).await
     }
 
     /// Sends a reserved buffer without a copy. Waits while the peer reads slowly: dropped before it
@@ -118,7 +123,7 @@ impl RdmaStream {
     /// stream.
     pub async fn send(&mut self, mut chunk: SendChunk) -> io::Result<()> {
         let inner = self.get_mut();
-        poll_fn(|cx| inner.poll(cx, |link| link.send(&mut chunk))).await
+        poll_fn(|cx| inner.poll(cx, |connection| connection.send(&mut chunk))).await
     }
 
     fn get(&self) -> &Inner {
@@ -135,18 +140,18 @@ impl Inner {
     fn poll<T>(
         &mut self,
         cx: &mut Context<'_>,
-        mut attempt: impl FnMut(&mut Link) -> io::Result<Option<T>>,
+        mut attempt: impl FnMut(&mut StreamConnection) -> io::Result<Option<T>>,
     ) -> Poll<io::Result<T>> {
         let mut registered = false;
         loop {
-            if self.link.drive() {
+            if self.connection.drive() {
                 self.idle = 0;
                 // The task of the other direction may sleep. This takes the own waker, too.
-                self.bed.sleepers().wake_all();
+                self.events.waiters().wake_all();
                 registered = false;
             }
             self.say_done();
-            match attempt(&mut self.link) {
+            match attempt(&mut self.connection) {
                 Ok(None) => {}
                 Ok(Some(done)) => return Poll::Ready(Ok(done)),
                 Err(error) => return Poll::Ready(Err(error)),
@@ -158,11 +163,11 @@ impl Inner {
             }
             if !registered {
                 // Then once more: a buffer that another thread drops wakes registered tasks alone.
-                self.bed.sleepers().sleep(cx.waker());
+                self.events.waiters().add(cx.waker());
                 registered = true;
                 continue;
             }
-            let event = ready!(self.bed.poll(&mut self.link.cq));
+            let event = ready!(self.events.poll(&mut self.connection.cq));
             registered = false;
             self.take(event);
         }
@@ -171,29 +176,29 @@ impl Inner {
     fn take(&mut self, event: Event) {
         match event {
             Event::Completions => {}
-            Event::Byte(DONE) => self.link.acknowledge(),
+            Event::Byte(DONE) => self.connection.acknowledge(),
             Event::Byte(_) => self
-                .link
+                .connection
                 .fail(io::ErrorKind::InvalidData, "the peer is no stream of this kind"),
             Event::PeerGone(error) => {
                 // What it sent before is in the completion queue.
-                while self.link.drive() {}
-                self.link
+                while self.connection.drive() {}
+                self.connection
                     .fail(io::ErrorKind::ConnectionReset, &format!("the peer is gone: {error}"));
             }
-            Event::Device(error) => self.link.fail(io::ErrorKind::Other, &error.to_string()),
+            Event::Device(error) => self.connection.fail(io::ErrorKind::Other, &error.to_string()),
         }
     }
 
     fn say_done(&mut self) {
-        if self.link.has_ended() && !self.said_done {
-            self.bed.say(DONE);
+        if self.connection.has_ended() && !self.said_done {
+            self.events.say(DONE);
             self.said_done = true;
         }
     }
 
     fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.poll(cx, |link| Ok(link.shut_down()?.then_some(())))
+        self.poll(cx, |connection| Ok(connection.shut_down()?.then_some(())))
     }
 }
 
@@ -204,7 +209,7 @@ impl AsyncRead for RdmaStream {
         }
         let inner = self.get_mut().get_mut();
         let bytes = into.initialize_unfilled();
-        let len = ready!(inner.poll(cx, |link| link.read(bytes)))?;
+        let len = ready!(inner.poll(cx, |connection| connection.read(bytes)))?;
         into.advance(len);
         Poll::Ready(Ok(()))
     }
@@ -221,7 +226,7 @@ impl AsyncWrite for RdmaStream {
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let inner = self.get_mut().get_mut();
-        inner.poll(cx, |link| link.write(bytes))
+        inner.poll(cx, |connection| connection.write(bytes))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -245,7 +250,7 @@ impl futures_io::AsyncRead for RdmaStream {
         if into.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        inner.poll(cx, |link| link.read(into))
+        inner.poll(cx, |connection| connection.read(into))
     }
 }
 
@@ -278,7 +283,7 @@ impl Drop for RdmaStream {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             return;
         };
-        if inner.link.is_unfinished() {
+        if inner.connection.is_unfinished() {
             let linger = self.linger;
             runtime.spawn(async move {
                 let finished = poll_fn(|cx| inner.poll_shutdown(cx));

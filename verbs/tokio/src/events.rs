@@ -1,4 +1,4 @@
-//! How tasks sleep until a connection has something for them.
+//! How tasks wait for the events of a connection.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,14 +7,14 @@ use std::task::{Context, Poll, Wake, Waker, ready};
 use doorbell_verbs::{CompletionQueue, EventError, Notify, TokioChannel};
 use tokio::net::TcpStream;
 
-/// Tasks that sleep for the same connection, all woken at once: a descriptor keeps one waker.
+/// Tasks that wait for the same connection, all woken at once: a descriptor keeps one waker.
 #[derive(Debug, Default)]
-pub(crate) struct Sleepers {
+pub(crate) struct Waiters {
     wakers: Mutex<Vec<Waker>>,
 }
 
-impl Sleepers {
-    pub(crate) fn sleep(&self, waker: &Waker) {
+impl Waiters {
+    pub(crate) fn add(&self, waker: &Waker) {
         let mut wakers = self.lock();
         if !wakers.iter().any(|known| known.will_wake(waker)) {
             wakers.push(waker.clone());
@@ -34,7 +34,7 @@ impl Sleepers {
     }
 }
 
-impl Wake for Sleepers {
+impl Wake for Waiters {
     fn wake(self: Arc<Self>) {
         self.wake_all();
     }
@@ -45,13 +45,13 @@ impl Wake for Sleepers {
 }
 
 /// The descriptors of a connection: of its completion queue, and of the TCP connection by which it
-/// was made, whose end says that the peer is gone.
+/// was made, whose end means that the peer is gone.
 #[derive(Debug)]
-pub(crate) struct Bed {
+pub(crate) struct EventSource {
     channel: TokioChannel,
     tcp: TcpStream,
-    sleepers: Arc<Sleepers>,
-    /// Of `sleepers`, for the descriptors.
+    waiters: Arc<Waiters>,
+    /// Of `waiters`, for the descriptors.
     all: Waker,
     /// An event comes as soon as there is a completion.
     armed: bool,
@@ -70,19 +70,19 @@ pub(crate) enum Event {
     Device(EventError),
 }
 
-impl Bed {
-    pub(crate) fn new(channel: TokioChannel, tcp: TcpStream, sleepers: Arc<Sleepers>) -> Self {
+impl EventSource {
+    pub(crate) fn new(channel: TokioChannel, tcp: TcpStream, waiters: Arc<Waiters>) -> Self {
         Self {
             channel,
             tcp,
-            all: Waker::from(Arc::clone(&sleepers)),
-            sleepers,
+            all: Waker::from(Arc::clone(&waiters)),
+            waiters,
             armed: false,
         }
     }
 
-    pub(crate) fn sleepers(&self) -> &Sleepers {
-        &self.sleepers
+    pub(crate) fn waiters(&self) -> &Waiters {
+        &self.waiters
     }
 
     /// Waits for an event, which wakes the registered tasks. `cq` has just been polled, and was
@@ -101,7 +101,7 @@ impl Bed {
         if let Poll::Ready(events) = self.channel.poll_events(&mut all) {
             self.armed = false;
             // One of those that still wait arms again.
-            self.sleepers.wake_all();
+            self.waiters.wake_all();
             return Poll::Ready(events.map_or_else(Event::Device, |()| Event::Completions));
         }
         self.poll_tcp()

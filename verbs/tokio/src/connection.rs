@@ -9,10 +9,10 @@ use doorbell_verbs::{
     Buffer, Completion, CompletionQueue, Local, PostError, ProtectionDomain, QueueKind, QueuePair, Success,
 };
 
-use crate::chunk::{Home, ReceivedChunk, SendChunk};
+use crate::chunk::{ReceivedChunk, ReturnQueue, SendChunk};
 use crate::config::Sizes;
 use crate::credits::{Credits, Header};
-use crate::sleep::Sleepers;
+use crate::events::Waiters;
 
 /// The longest message copied into the work request, where the device allows it, in bytes.
 pub(crate) const INLINE: u32 = 128;
@@ -42,7 +42,7 @@ impl Memory {
     }
 }
 
-pub(crate) struct Link {
+pub(crate) struct StreamConnection {
     pub(crate) cq: CompletionQueue,
     qp: QueuePair,
     credits: Credits,
@@ -52,7 +52,7 @@ pub(crate) struct Link {
 }
 
 struct Outbound {
-    free: Arc<Home>,
+    free: Arc<ReturnQueue>,
     /// The most bytes of a message: what the peer's receives take, and the buffers here.
     longest: usize,
     /// Messages with buffers since the last signaled one, and how many there may be.
@@ -75,7 +75,7 @@ struct Inbound {
     /// In order, with the bytes of each that have been read.
     arrived: VecDeque<Arrived>,
     /// Receive buffers that the program is done with.
-    returned: Arc<Home>,
+    returned: Arc<ReturnQueue>,
     ended: bool,
 }
 
@@ -98,15 +98,15 @@ impl Failure {
     }
 }
 
-impl Link {
+impl StreamConnection {
     /// Receives of its own sizes have been posted to `qp`.
     pub(crate) fn new(
         (cq, qp): (CompletionQueue, QueuePair),
         sending: Vec<Buffer>,
         (own, peer): (Sizes, Sizes),
-        sleepers: &Arc<Sleepers>,
+        waiters: &Arc<Waiters>,
     ) -> Self {
-        let free = Home::new(sending.len(), Arc::clone(sleepers));
+        let free = ReturnQueue::new(sending.len(), Arc::clone(waiters));
         let unsignaled_most = sending.len() / 2;
         for buffer in sending {
             free.put(buffer);
@@ -124,7 +124,7 @@ impl Link {
             },
             inbound: Inbound {
                 arrived: VecDeque::with_capacity(own.chunks.into()),
-                returned: Home::new(own.chunks.into(), Arc::clone(sleepers)),
+                returned: ReturnQueue::new(own.chunks.into(), Arc::clone(waiters)),
                 ended: false,
             },
             failure: None,
