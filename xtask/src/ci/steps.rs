@@ -129,7 +129,7 @@ pub(crate) const ALL: [Step; 28] = [
         interop,
         "the feature `ibverbs`: the crate of that name beside ours",
     ),
-    Step::full(
+    Step::new(
         "grpc",
         Place::Background,
         grpc,
@@ -396,7 +396,7 @@ fn interop(_: Scope) -> Result<Verdict> {
 const TONIC: &str = "tests/peers/tonic/Cargo.toml";
 
 fn grpc(_: Scope) -> Result<Verdict> {
-    let folder = target_folder()?.join("peers");
+    let folder = target_folder()?;
     let on_tonic = |arguments: &[&str]| {
         let mut command = command(arguments);
         command.args(["--manifest-path", TONIC, "--locked", "--target-dir"]);

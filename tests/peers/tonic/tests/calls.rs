@@ -1,118 +1,91 @@
 //! Each byte of unary and streaming calls of several clients at once, on a clean and on a lossy
-//! network; and a server that is killed.
+//! network.
 
 #![forbid(unsafe_code)]
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use doorbell_peer_tonic::{Block, Client, ENDLESS, Result, UNARY, serve};
+use doorbell::tasks::{RdmaListener, StreamConfig};
+use doorbell_peer_tonic::{Entry, Key, StoreClient, connect, serve};
+use doorbell_test::Context;
 use tokio::task::JoinSet;
 use tonic::Code;
+use tonic::transport::Channel;
+
+type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Ends a test that stands still.
 const LIMIT: Duration = Duration::from_secs(120);
-const CLIENTS: u64 = 6;
+const CLIENTS: u64 = 4;
+const ENTRIES: u64 = 24;
 
-/// Calls of both kinds, with blocks of its own.
-async fn work(mut client: Client, number: u64) -> Result {
-    let first = number * 1000;
-    for seed in first..first + 20 {
-        let answer = client.unary(UNARY, Block::new(seed)).await?;
-        assert_eq!(answer.seed, seed + 1);
-        answer.check()?;
+/// A key of the client, and 0 bytes to 128 KiB: many messages of a stream and frames of HTTP/2.
+fn entry(client: u64, number: u64, version: u64) -> Entry {
+    let mut random = fastrand::Rng::with_seed((client * ENTRIES + number) << 8 | version);
+    let bits = random.u32(0..18);
+    let len = random.usize(..1 << bits);
+    Entry {
+        key: format!("client{client}/{number:03}"),
+        value: std::iter::repeat_with(|| random.u8(..)).take(len).collect(),
     }
-    let seeds = first + 100..first + 150;
-    let mut answers = client
-        .streaming(tokio_stream::iter(seeds.clone().map(Block::new)))
-        .await?;
-    for seed in seeds {
-        let answer = answers.message().await?.ok_or("the answers end early")?;
-        assert_eq!(answer.seed, seed + 1);
-        answer.check()?;
+}
+
+/// Puts entries twice, gets each and lists all.
+async fn work(mut store: StoreClient<Channel>, client: u64) -> Result {
+    for (version, number) in (0..2).flat_map(|version| (0..ENTRIES).map(move |number| (version, number))) {
+        let put = entry(client, number, version);
+        let key = put.key.clone();
+        let stored = store.put(put.clone()).await?.into_inner();
+        assert_eq!(stored.replaced, version == 1);
+        let got = store.get(Key { key }).await?.into_inner();
+        assert!(got == put, "{} has other bytes", put.key);
     }
-    assert!(answers.message().await?.is_none(), "one answer too many");
+    let key = format!("client{client}/");
+    let mut entries = store.list(Key { key }).await?.into_inner();
+    for number in 0..ENTRIES {
+        let listed = entries.message().await?.ok_or("the list ends early")?;
+        assert!(listed == entry(client, number, 1), "{} has other bytes", listed.key);
+    }
+    assert_eq!(entries.message().await?, None, "one entry too many");
     Ok(())
 }
 
-async fn calls(device: &'static str) -> Result {
-    let (address, server) = serve(device).await?;
-    let server = tokio::spawn(server);
+async fn calls(server: Context, client: Context) -> Result {
+    let listener = RdmaListener::bind("127.0.0.1:0", server.protection_domain()?, StreamConfig::default()).await?;
+    let address = listener.local_addr();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let server = tokio::spawn(serve(listener, async { drop(stopped.await) }));
+    let pd = client.protection_domain()?;
     let mut clients = JoinSet::new();
     for number in 0..CLIENTS {
-        clients.spawn(async move { work(Client::connect(device, address).await?, number).await });
+        let store = connect(address, pd.clone());
+        clients.spawn(async move { work(store.await?, number).await });
     }
     while let Some(done) = clients.join_next().await {
         done??;
     }
-    // A call of which the server refuses the bytes; and one that it does not know.
-    let mut client = Client::connect(device, address).await?;
-    let mut wrong = Block::new(5);
-    wrong.seed = 6;
-    let refused = client.unary(UNARY, wrong).await.unwrap_err();
-    assert_eq!(refused.code(), Code::DataLoss);
-    let unknown = client.unary("/doorbell.Blocks/Other", Block::new(5)).await.unwrap_err();
-    assert_eq!(unknown.code(), Code::Unimplemented);
-    server.abort();
-    Ok(())
+    let mut store = connect(address, pd).await?;
+    let absent = store.get(Key { key: "absent".into() }).await.unwrap_err();
+    assert_eq!((absent.code(), absent.message()), (Code::NotFound, "absent"));
+    // All streams are closed in order: the server waits for the last.
+    drop((store, stop));
+    Ok(server.await??)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_byte_of_concurrent_calls() -> Result {
-    tokio::time::timeout(LIMIT, calls("soft")).await?
+fn run(server: Context, client: Context) -> Result {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    runtime.block_on(async { tokio::time::timeout(LIMIT, calls(server, client)).await? })
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_byte_of_concurrent_calls_under_loss() -> Result {
-    tokio::time::timeout(LIMIT, calls("soft?drop=0.01")).await?
+#[doorbell_test::test]
+fn each_byte_of_concurrent_calls(server: Context, client: Context) -> Result {
+    run(server, client)
 }
 
-/// Ends its process with the test.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-#[tokio::test]
-async fn a_killed_server_ends_its_calls() -> Result {
-    let server = Command::new(std::env::current_exe()?)
-        .args([
-            "--exact",
-            "a_server_in_a_process_of_its_own",
-            "--ignored",
-            "--nocapture",
-        ])
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let mut server = Killed(server);
-    let output = server.0.stdout.take().ok_or("no output")?;
-    let address = BufReader::new(output)
-        .lines()
-        .map_while(|line| line.ok())
-        .find_map(|line| line.split_once("listens on ")?.1.parse().ok())
-        .ok_or("the server names no address")?;
-    let mut client = Client::connect("soft", address).await?;
-    client.unary(UNARY, Block::new(1)).await?.check()?;
-    let call = tokio::spawn(async move { client.unary(ENDLESS, Block::new(2)).await });
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    assert!(!call.is_finished());
-    let killed = Instant::now();
-    drop(server);
-    let ended = tokio::time::timeout(LIMIT, call).await??;
-    assert!(ended.is_err(), "{ended:?}");
-    assert!(killed.elapsed() < Duration::from_secs(5), "{:?}", killed.elapsed());
-    Ok(())
-}
-
-#[tokio::test]
-#[ignore = "the server of another test"]
-async fn a_server_in_a_process_of_its_own() -> Result {
-    let (address, server) = serve("soft").await?;
-    println!("listens on {address}");
-    server.await
+#[doorbell_test::test(drop = 0.01, seed = 7)]
+fn each_byte_of_concurrent_calls_under_loss(server: Context, client: Context) -> Result {
+    run(server, client)
 }
