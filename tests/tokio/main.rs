@@ -1,6 +1,7 @@
 //! Tasks: byte streams and awaited operations between devices of one process.
 
 mod framed;
+mod managed;
 mod queue_pair;
 mod server;
 mod stream;

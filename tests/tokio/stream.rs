@@ -31,7 +31,7 @@ pub(crate) fn random_bytes(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// Writes all of `bytes` in pieces of random lengths, and ends them.
-async fn write_pieces(
+pub(crate) async fn write_pieces(
     stream: &mut (impl AsyncWrite + Unpin),
     bytes: &[u8],
     seed: u64,

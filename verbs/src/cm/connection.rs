@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use doorbell_verbs_sys as sys;
 use sys::rdmacm;
@@ -18,7 +18,7 @@ use crate::wait::Deadline;
 #[doc(alias = "rdma_cm_id")]
 #[derive(Debug)]
 pub struct Connection {
-    id: CmId,
+    pub(super) id: CmId,
     private_data: Vec<u8>,
     disconnected: bool,
 }
@@ -113,6 +113,12 @@ impl Connection {
 impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.id.as_fd()
+    }
+}
+
+impl AsRawFd for Connection {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 

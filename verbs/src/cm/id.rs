@@ -332,7 +332,7 @@ impl CmId {
         }
     }
 
-    fn failed(&self, call: &'static str, error: io::Error) -> CmError {
+    pub(super) fn failed(&self, call: &'static str, error: io::Error) -> CmError {
         CmError::Call {
             call,
             address: self.name,

@@ -28,7 +28,7 @@
 //! only supplies the attributes. Each identifier (`rdma_cm_id`) has its own event channel, whose
 //! descriptor becomes readable: waiting for one never consumes an event of another. Events are
 //! copied and acknowledged at once, so an identifier can always be destroyed; it is destroyed
-//! before its channel.
+//! before its channel. Tasks wait by `TokioListener` and `TokioConnection` (feature `tokio`).
 //!
 //! The devices' contexts belong to librdmacm. A [`Context`](crate::Context) obtained here keeps its
 //! device open with an identifier of its own. Queue pairs may also be on a context of the same
@@ -42,6 +42,8 @@ mod error;
 mod event;
 mod id;
 mod passive;
+#[cfg(feature = "tokio")]
+mod tokio;
 
 use core::time::Duration;
 use std::net::SocketAddr;
@@ -54,6 +56,8 @@ pub use connection::{Connection, ConnectionEvent};
 pub use datagrams::{DatagramService, MAX_ANSWER_DATA, MAX_SERVICE_DATA, ServiceListener, ServiceRequest};
 pub use error::{CmError, Rejection};
 pub use passive::{ConnectionRequest, Listener};
+#[cfg(feature = "tokio")]
+pub use tokio::{TokioConnection, TokioListener};
 
 use crate::wait::Deadline;
 

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use doorbell_verbs_sys as sys;
 use sys::rdmacm::RDMA_CM_EVENT_ESTABLISHED;
@@ -20,7 +20,7 @@ use crate::wait::Deadline;
 #[derive(Debug)]
 #[doc(alias = "rdma_cm_id")]
 pub struct Listener {
-    id: CmId,
+    pub(super) id: CmId,
 }
 
 impl Listener {
@@ -55,6 +55,12 @@ impl Listener {
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.id.as_fd()
+    }
+}
+
+impl AsRawFd for Listener {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 

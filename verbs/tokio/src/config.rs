@@ -87,6 +87,7 @@ pub(crate) struct Sizes {
 
 impl Sizes {
     const VERSION: u16 = 1;
+    pub(crate) const LEN: usize = 8;
 
     fn check(self) -> Result<Self, ConfigError> {
         let within = |what, value, least, most| match (least..=most).contains(&value) {
@@ -108,8 +109,8 @@ impl Sizes {
         Ok(self)
     }
 
-    pub(crate) fn to_bytes(self) -> [u8; 8] {
-        let mut bytes = [0; 8];
+    pub(crate) fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
         bytes[..2].copy_from_slice(&Self::VERSION.to_be_bytes());
         bytes[2..4].copy_from_slice(&self.chunks.to_be_bytes());
         bytes[4..].copy_from_slice(&self.chunk.to_be_bytes());
@@ -118,7 +119,7 @@ impl Sizes {
 
     /// The peer's. `None` if it is no stream of this version, or says what it may not.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let [v0, v1, n0, n1, rest @ ..] = <[u8; 8]>::try_from(bytes).ok()?;
+        let [v0, v1, n0, n1, rest @ ..] = <[u8; Self::LEN]>::try_from(bytes).ok()?;
         let sizes = Self {
             chunk: u32::from_be_bytes(rest),
             chunks: u16::from_be_bytes([n0, n1]),

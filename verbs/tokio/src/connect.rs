@@ -1,14 +1,17 @@
-//! Connecting streams: queue pairs are made here, and their endpoints exchanged over TCP.
+//! Connecting streams: queue pairs are made here, and their endpoints exchanged over TCP, or by the
+//! connection manager.
 
 use std::future::poll_fn;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
+use doorbell_verbs::cm::{CmError, ConnectionManager, TokioListener};
 use doorbell_verbs::exchange::{Exchange, ExchangeError};
 use doorbell_verbs::{
-    EventError, MemoryError, PostError, ProtectionDomain, QueuePairError, SharedReceiveQueueError, TokioChannel,
+    EventError, MemoryError, PostError, PreparedQueuePair, ProtectionDomain, QueuePair, QueuePairBuilder,
+    QueuePairError, SharedReceiveQueueError, TokioChannel,
 };
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
@@ -16,6 +19,8 @@ use tokio::task::{JoinError, JoinSet, spawn_blocking};
 use crate::config::{ConfigError, Sizes, StreamConfig};
 use crate::connection::{self, Memory, StreamConnection};
 use crate::events::{EventSource, Waiters};
+use crate::managed;
+use crate::peer::Peer;
 use crate::stream::RdmaStream;
 
 /// Clients that are being connected at once; others wait in the listener's backlog.
@@ -31,6 +36,9 @@ pub enum ConnectError {
     /// The endpoints could not be exchanged.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
+    /// The connection manager has not connected the ends.
+    #[error(transparent)]
+    Manager(#[from] CmError),
     /// The peer's program is none that uses streams of this version.
     #[error("{peer} exchanges endpoints, but not for a stream of this version")]
     NoStream {
@@ -68,14 +76,20 @@ pub enum ConnectError {
     },
 }
 
-/// Waits for [`RdmaStream::connect`].
+/// Waits for [`RdmaStream::connect`], or for [`RdmaStream::connect_cm`].
 #[derive(Debug)]
 pub struct RdmaListener {
-    listener: TcpListener,
+    source: Source,
     address: SocketAddr,
-    pd: ProtectionDomain,
     config: StreamConfig,
     handshakes: JoinSet<Result<RdmaStream, ConnectError>>,
+}
+
+/// Where clients come from.
+#[derive(Debug)]
+enum Source {
+    Exchange(TcpListener, ProtectionDomain),
+    Managed(TokioListener),
 }
 
 impl RdmaListener {
@@ -90,13 +104,37 @@ impl RdmaListener {
     ) -> Result<Self, ConnectError> {
         config.check()?;
         let (listener, address) = listen(address).await?;
-        Ok(Self {
-            listener,
+        Ok(Self::new(Source::Exchange(listener, pd), address, config))
+    }
+
+    /// Listens on `address` by the connection manager (rdma_cm(7)) instead of TCP: on all devices
+    /// if it is unspecified; port 0 is any free port. Streams are made on the device that a
+    /// client's request comes to.
+    ///
+    /// # Errors
+    /// When the address is in use, or of no local RDMA device, or a setting is out of range.
+    ///
+    /// # Panics
+    /// Outside a runtime, or in one whose I/O is not enabled.
+    pub fn bind_cm(
+        manager: ConnectionManager,
+        address: SocketAddr,
+        config: StreamConfig,
+    ) -> Result<Self, ConnectError> {
+        config.check()?;
+        let listener = manager.listen(address, HANDSHAKES as u16)?;
+        let address = listener.local_addr().unwrap_or(address);
+        let listener = TokioListener::new(listener).map_err(socket)?;
+        Ok(Self::new(Source::Managed(listener), address, config))
+    }
+
+    fn new(source: Source, address: SocketAddr, config: StreamConfig) -> Self {
+        Self {
+            source,
             address,
-            pd,
             config,
             handshakes: JoinSet::new(),
-        })
+        }
     }
 
     /// The address it listens on.
@@ -109,23 +147,16 @@ impl RdmaListener {
     /// says nothing delays none. Cancel-safe: a client whose connecting had begun comes next time.
     ///
     /// # Errors
-    /// Of one client, after which others may be accepted; or of the listening socket.
+    /// Of one client, after which others may be accepted; or of the listening socket or identifier.
     pub async fn accept(&mut self) -> Result<RdmaStream, ConnectError> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
 
     fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Result<RdmaStream, ConnectError>> {
-        while self.handshakes.len() < HANDSHAKES {
-            match self.listener.poll_accept(cx) {
-                Poll::Pending => break,
-                Poll::Ready(Ok((tcp, _))) => self.begin(tcp)?,
-                Poll::Ready(Err(error)) => {
-                    return Poll::Ready(Err(ConnectError::Socket {
-                        what: format!("accepting on {}", self.address),
-                        error,
-                    }));
-                }
-            }
+        while self.handshakes.len() < HANDSHAKES
+            && let Poll::Ready(begun) = self.poll_begin(cx)
+        {
+            begun?;
         }
         match self.handshakes.poll_join_next(cx) {
             Poll::Ready(Some(connected)) => Poll::Ready(joined(connected)?),
@@ -134,14 +165,26 @@ impl RdmaListener {
         }
     }
 
-    fn begin(&mut self, tcp: TcpStream) -> Result<(), ConnectError> {
-        let tcp = tcp.into_std().map_err(socket)?;
-        let (pd, config) = (self.pd.clone(), self.config.clone());
-        self.handshakes.spawn(async move {
-            let timeout = config.timeout;
-            open(pd, config, move || Exchange::over(tcp, timeout)).await
-        });
-        Ok(())
+    /// Begins to connect the next client.
+    fn poll_begin(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
+        let config = self.config.clone();
+        match &mut self.source {
+            Source::Exchange(listener, pd) => {
+                let (tcp, _) = ready!(listener.poll_accept(cx)).map_err(|error| ConnectError::Socket {
+                    what: format!("accepting on {}", self.address),
+                    error,
+                })?;
+                let (tcp, pd) = (tcp.into_std().map_err(socket)?, pd.clone());
+                let timeout = config.timeout;
+                self.handshakes
+                    .spawn(open_over(pd, config, move || Exchange::over(tcp, timeout)));
+            }
+            Source::Managed(listener) => {
+                let request = ready!(listener.poll_request(cx))?;
+                self.handshakes.spawn(managed::accept(request, self.address, config));
+            }
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -151,48 +194,64 @@ pub(crate) async fn connect(
     config: StreamConfig,
 ) -> Result<RdmaStream, ConnectError> {
     let timeout = config.timeout;
-    open(pd, config, move || Exchange::connect(to, timeout)).await
+    open_over(pd, config, move || Exchange::connect(to, timeout)).await
 }
 
-/// Makes a queue pair with its receives posted, and connects it over `exchange`, which blocks.
-async fn open(
+async fn open_over(
     pd: ProtectionDomain,
     config: StreamConfig,
     exchange: impl FnOnce() -> Result<Exchange, ExchangeError> + Send + 'static,
+) -> Result<RdmaStream, ConnectError> {
+    let connect = move |prepared, own: Sizes| {
+        let mut exchange = exchange()?;
+        let (qp, theirs) = exchange.pair(prepared, &own.to_bytes())?;
+        let address = exchange.peer_addr();
+        Ok(Connected {
+            qp,
+            theirs: Sizes::from_bytes(&theirs).ok_or(ConnectError::NoStream { peer: address })?,
+            peer: Peer::Exchange(tcp_of(exchange.into_stream())?),
+            address,
+        })
+    };
+    open(&pd, |qp| qp, &config, connect).await
+}
+
+/// A stream's queue pair, and its peer.
+pub(crate) struct Connected {
+    pub(crate) qp: QueuePair,
+    pub(crate) theirs: Sizes,
+    pub(crate) peer: Peer,
+    pub(crate) address: SocketAddr,
+}
+
+/// Makes a queue pair with its receives posted, and connects it by `connect`, which blocks.
+pub(crate) async fn open(
+    pd: &ProtectionDomain,
+    options: impl FnOnce(QueuePairBuilder<'_>) -> QueuePairBuilder<'_>,
+    config: &StreamConfig,
+    connect: impl FnOnce(PreparedQueuePair, Sizes) -> Result<Connected, ConnectError> + Send + 'static,
 ) -> Result<RdmaStream, ConnectError> {
     let own = config.check()?;
     let channel = TokioChannel::new(pd.context().completion_channel()?).map_err(socket)?;
     let depth = connection::send_depth(own);
     let entries = depth + u32::from(own.chunks);
     let cq = pd.context().completion_queue_on(channel.channel(), entries)?;
-    let mut prepared = pd
-        .queue_pair(&cq)
+    let mut prepared = options(pd.queue_pair(&cq))
         .max_send_wr(depth)
         .max_recv_wr(own.chunks.into())
         .max_inline_data(connection::INLINE)
         .rc()?;
-    let memory = Memory::register(&pd, own)?;
+    let memory = Memory::register(pd, own)?;
     for buffer in memory.receiving {
         prepared.receive(buffer)?;
     }
 
-    let exchanged = spawn_blocking(move || {
-        let mut exchange = exchange()?;
-        let (qp, theirs) = exchange.pair(prepared, &own.to_bytes())?;
-        let peer = exchange.peer_addr();
-        let theirs = Sizes::from_bytes(&theirs).ok_or(ConnectError::NoStream { peer })?;
-        Ok::<_, ConnectError>((qp, theirs, exchange.into_stream(), peer))
-    });
-    let (qp, theirs, tcp, peer) = joined(exchanged.await)??;
-    let tcp = tcp_of(tcp)?;
+    let connected = joined(spawn_blocking(move || connect(prepared, own)).await)??;
     let waiters = Arc::new(Waiters::default());
-    let connection = StreamConnection::new((cq, qp), memory.sending, (own, theirs), &waiters);
-    Ok(RdmaStream::new(
-        connection,
-        EventSource::new(channel, tcp, waiters),
-        peer,
-        &config,
-    ))
+    let queues = (cq, connected.qp);
+    let connection = StreamConnection::new(queues, memory.sending, (own, connected.theirs), &waiters);
+    let events = EventSource::new(channel, connected.peer, waiters);
+    Ok(RdmaStream::new(connection, events, connected.address, config))
 }
 
 /// A listening socket, and its address.

@@ -2,10 +2,11 @@
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Wake, Waker, ready};
+use std::task::{Context, Poll, Wake, Waker};
 
 use doorbell_verbs::{CompletionQueue, EventError, Notify, TokioChannel};
-use tokio::net::TcpStream;
+
+use crate::peer::Peer;
 
 /// Tasks that wait for the same connection, all woken at once: a descriptor keeps one waker.
 #[derive(Debug, Default)]
@@ -49,7 +50,7 @@ impl Wake for Waiters {
 #[derive(Debug)]
 pub(crate) struct EventSource {
     channel: TokioChannel,
-    tcp: TcpStream,
+    peer: Peer,
     waiters: Arc<Waiters>,
     /// Of `waiters`, for the descriptors.
     all: Waker,
@@ -71,10 +72,10 @@ pub(crate) enum Event {
 }
 
 impl EventSource {
-    pub(crate) fn new(channel: TokioChannel, tcp: TcpStream, waiters: Arc<Waiters>) -> Self {
+    pub(crate) fn new(channel: TokioChannel, peer: Peer, waiters: Arc<Waiters>) -> Self {
         Self {
             channel,
-            tcp,
+            peer,
             all: Waker::from(Arc::clone(&waiters)),
             waiters,
             armed: false,
@@ -104,28 +105,10 @@ impl EventSource {
             self.waiters.wake_all();
             return Poll::Ready(events.map_or_else(Event::Device, |()| Event::Completions));
         }
-        self.poll_tcp()
+        self.peer.poll(&mut all)
     }
 
-    fn poll_tcp(&self) -> Poll<Event> {
-        let mut all = Context::from_waker(&self.all);
-        loop {
-            if let Err(error) = ready!(self.tcp.poll_read_ready(&mut all)) {
-                return Poll::Ready(Event::PeerGone(error));
-            }
-            let mut byte = [0];
-            return Poll::Ready(match self.tcp.try_read(&mut byte) {
-                Ok(0) => Event::PeerGone(io::ErrorKind::UnexpectedEof.into()),
-                Ok(_) => Event::Byte(byte[0]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-                Err(error) => Event::PeerGone(error),
-            });
-        }
-    }
-
-    /// Says `byte` to the peer. The connection carries few, so that one always fits; a peer that is
-    /// gone needs none.
-    pub(crate) fn say(&self, byte: u8) {
-        let _ = self.tcp.try_write(&[byte]);
+    pub(crate) fn peer(&self) -> &Peer {
+        &self.peer
     }
 }

@@ -6,7 +6,8 @@
 //! An [`RdmaStream`] is what a `TcpStream` is: it implements `AsyncRead` and `AsyncWrite`, closes
 //! each direction by itself, and has back-pressure. Bytes go by SENDs of a reliable connection; an
 //! [`RdmaListener`] and [`RdmaStream::connect`] exchange the endpoints over a TCP connection, which
-//! stays open, as its end says that the peer's process is gone.
+//! stays open, as its end says that the peer's process is gone. [`RdmaListener::bind_cm`] and
+//! [`RdmaStream::connect_cm`] connect by the connection manager (rdma_cm(7)) instead.
 //!
 //! ```no_run
 //! use doorbell_tokio::{RdmaListener, RdmaStream, StreamConfig};
@@ -52,6 +53,8 @@ mod connect;
 mod connection;
 mod credits;
 mod events;
+mod managed;
+mod peer;
 mod pending;
 mod queue_pair;
 mod server;

@@ -18,6 +18,7 @@ use tokio::task::spawn_blocking;
 
 use crate::connect::{ConnectError, joined, socket, tcp_of};
 use crate::events::{Event, EventSource, Waiters};
+use crate::peer::Peer;
 use crate::pending::Pending;
 
 /// Entries of its queues, which are the builder's default.
@@ -162,7 +163,7 @@ impl AsyncQueuePair {
             cq,
             sends: Pending::default(),
             receives: Pending::default(),
-            events: EventSource::new(channel, tcp_of(tcp)?, Arc::new(Waiters::default())),
+            events: EventSource::new(channel, Peer::Exchange(tcp_of(tcp)?), Arc::new(Waiters::default())),
             broken: None,
             woken: Vec::new(),
         };

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use doorbell_verbs::ProtectionDomain;
+use doorbell_verbs::cm::ConnectionManager;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::chunk::SendChunk;
@@ -16,8 +17,9 @@ use crate::config::StreamConfig;
 use crate::connect::{self, ConnectError};
 use crate::connection::StreamConnection;
 use crate::events::{Event, EventSource};
+use crate::managed;
 
-/// Said over TCP when all of the peer's bytes are here: its acknowledgements may be lost once the
+/// Sent over TCP when all of the peer's bytes are here: its acknowledgements may be lost once the
 /// queue pair is destroyed.
 const DONE: u8 = 2;
 
@@ -41,7 +43,7 @@ pub(crate) struct Inner {
     /// Turns of the runtime since something happened.
     idle: u32,
     spins: u32,
-    said_done: bool,
+    sent_done: bool,
 }
 
 impl std::fmt::Debug for Inner {
@@ -66,7 +68,7 @@ impl RdmaStream {
                 peer,
                 idle: 0,
                 spins: config.spins,
-                said_done: false,
+                sent_done: false,
             })),
             linger: config.linger,
         }
@@ -86,7 +88,21 @@ impl RdmaStream {
         connect::connect(to, pd, config).await
     }
 
-    /// The peer's address of the TCP connection.
+    /// Connects to an [`RdmaListener::bind_cm`](crate::RdmaListener::bind_cm) by the connection
+    /// manager (rdma_cm(7)) instead of TCP, on the device that has a route to `to`.
+    ///
+    /// # Errors
+    /// When no program listens there, the peer is another one, no RDMA device has a route, a setting
+    /// is out of range, or the device refuses.
+    pub async fn connect_cm(
+        manager: ConnectionManager,
+        to: SocketAddr,
+        config: StreamConfig,
+    ) -> Result<Self, ConnectError> {
+        managed::connect(manager, to, config).await
+    }
+
+    /// The peer's address: of the TCP connection, or the connection manager's.
     #[must_use]
     pub fn peer_addr(&self) -> SocketAddr {
         self.get().peer
@@ -150,7 +166,7 @@ impl Inner {
                 self.events.waiters().wake_all();
                 registered = false;
             }
-            self.say_done();
+            self.send_done();
             match attempt(&mut self.connection) {
                 Ok(None) => {}
                 Ok(Some(done)) => return Poll::Ready(Ok(done)),
@@ -190,10 +206,10 @@ impl Inner {
         }
     }
 
-    fn say_done(&mut self) {
-        if self.connection.has_ended() && !self.said_done {
-            self.events.say(DONE);
-            self.said_done = true;
+    fn send_done(&mut self) {
+        if self.connection.has_ended() && !self.sent_done {
+            self.events.peer().send(DONE);
+            self.sent_done = true;
         }
     }
 
