@@ -211,3 +211,20 @@ fn a_receive_ends_when_the_peer_is_gone(a: Context, b: Context) -> Result {
         Ok(())
     })
 }
+
+/// The device retries it for seconds, while the task has other things to do.
+#[doorbell_test::test]
+fn a_request_to_a_peer_that_is_gone_does_not_block_its_task(a: Context, b: Context) -> Result {
+    run(async {
+        let (pd, there) = (a.protection_domain()?, b.protection_domain()?);
+        let memory = there.register(vec![0; 64], PeerAll)?;
+        let ((left, data), right) = pair(&pd, &there, [b"", &memory.remote().to_bytes()]).await?;
+        let remote = Remote::<doorbell::AllAccess>::from_bytes(&data)?;
+        drop(right);
+        tokio::select! {
+            biased;
+            ended = left.write(pd.register(vec![0; 64], Local)?, remote) => Err(format!("{ended:?}").into()),
+            () = tokio::time::sleep(Duration::from_millis(100)) => Ok(()),
+        }
+    })
+}

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker, ready};
 
 use doorbell_verbs::{CompletionQueue, EventError, Notify, TokioChannel};
 
@@ -56,6 +56,8 @@ pub(crate) struct EventSource {
     all: Waker,
     /// An event comes as soon as there is a completion.
     armed: bool,
+    /// Which has been returned: what its device still retries waits for completions alone.
+    peer_is_gone: bool,
 }
 
 /// What ends a sleep.
@@ -79,6 +81,7 @@ impl EventSource {
             all: Waker::from(Arc::clone(&waiters)),
             waiters,
             armed: false,
+            peer_is_gone: false,
         }
     }
 
@@ -105,7 +108,12 @@ impl EventSource {
             self.waiters.wake_all();
             return Poll::Ready(events.map_or_else(Event::Device, |()| Event::Completions));
         }
-        self.peer.poll(&mut all)
+        if self.peer_is_gone {
+            return Poll::Pending;
+        }
+        let event = ready!(self.peer.poll(&mut all));
+        self.peer_is_gone = matches!(event, Event::PeerGone(_));
+        Poll::Ready(event)
     }
 
     pub(crate) fn peer(&self) -> &Peer {
