@@ -1,4 +1,4 @@
-//! Waiting for the connection manager in tasks of a tokio runtime, whose I/O driver must be enabled.
+//! The connection manager in tasks of a tokio runtime, whose I/O driver must be enabled.
 
 use core::future::poll_fn;
 use core::task::{Context, Poll, ready};

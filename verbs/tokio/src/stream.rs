@@ -92,8 +92,8 @@ impl RdmaStream {
     /// manager (rdma_cm(7)) instead of TCP, on the device that has a route to `to`.
     ///
     /// # Errors
-    /// When no program listens there, the peer is another one, no RDMA device has a route, a setting
-    /// is out of range, or the device refuses.
+    /// When no program listens there, the peer is another one, no RDMA device has a route, a
+    /// setting is out of range, or the device refuses.
     pub async fn connect_cm(
         manager: ConnectionManager,
         to: SocketAddr,
