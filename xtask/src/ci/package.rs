@@ -51,8 +51,8 @@ pub(super) fn check(scope: Scope) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// Removes what cargo has unpacked of them before: it builds a crate with the earlier one of another
-/// of the same version.
+/// Removes what cargo has unpacked of them before. It would build a crate with that of another,
+/// which has the same version.
 fn forget_unpacked(published: &[Package]) -> Result<()> {
     let unpacked = cargo_home()?.join("registry/src");
     for registry in fs::read_dir(&unpacked).into_iter().flatten() {
