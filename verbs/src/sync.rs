@@ -1,10 +1,10 @@
 //! Synchronisation primitives: with `--cfg doorbell_loom` loom's, for the models
-//! (`verbs/src/**/model.rs`); with `--cfg doorbell_tsan` parking_lot's locks, as ThreadSanitizer
-//! does not follow uninstrumented slow paths. Not `loom` and `tsan`: other crates use the former.
+//! (`verbs/src/**/model.rs`). Not `--cfg loom`: other crates use that.
 //!
 //! What needs no model (a counter for unique numbers, bytes of registered memory) uses the standard
 //! library directly; the module documentation of each says why.
 
+use std::sync::PoisonError;
 use std::time::Duration;
 
 #[cfg(not(doorbell_loom))]
@@ -14,38 +14,23 @@ pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 #[cfg(doorbell_loom)]
 pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
-#[cfg(doorbell_tsan)]
-pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
-#[cfg(not(any(doorbell_loom, doorbell_tsan)))]
+#[cfg(not(doorbell_loom))]
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// Locks, ignoring poison: the data is consistent at every point where a panic may happen.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    let locked = mutex.lock();
-    #[cfg(not(doorbell_tsan))]
-    let locked = locked.unwrap_or_else(std::sync::PoisonError::into_inner);
-    locked
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Sleeps until `condition` is notified, spuriously woken, or `left` has elapsed, which
 /// [`Duration::MAX`] never has.
 pub(crate) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>, left: Duration) -> MutexGuard<'a, T> {
-    #[cfg(not(doorbell_tsan))]
     match left {
-        Duration::MAX => condition.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner),
+        Duration::MAX => condition.wait(guard).unwrap_or_else(PoisonError::into_inner),
         left => {
             let woken = condition.wait_timeout(guard, left);
-            woken.unwrap_or_else(std::sync::PoisonError::into_inner).0
+            woken.unwrap_or_else(PoisonError::into_inner).0
         }
-    }
-    #[cfg(doorbell_tsan)]
-    {
-        let mut guard = guard;
-        match left {
-            Duration::MAX => condition.wait(&mut guard),
-            left => drop(condition.wait_for(&mut guard, left)),
-        }
-        guard
     }
 }
 

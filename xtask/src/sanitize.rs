@@ -1,11 +1,12 @@
 //! `cargo xtask sanitize`: the safe API over its in-memory provider, the device, its C interfaces
 //! and the examples, under AddressSanitizer, ThreadSanitizer, Valgrind, Miri and loom.
 //!
-//! The sanitizers are unstable options of rustc, enabled through RUSTC_BOOTSTRAP. The standard
-//! library is not instrumented; `verbs/tests/sanitize` has the consequences and suppressions.
+//! The sanitizers are unstable options of rustc, enabled through RUSTC_BOOTSTRAP. ThreadSanitizer
+//! has a nightly, which builds the standard library with it, too.
 
 mod dropin;
 mod miri;
+mod nightly;
 
 use crate::{
     ci::{self, Counts, Scope, Verdict},
@@ -85,17 +86,14 @@ const VERBS: [&str; 9] = [
 /// The soft device's unit tests, among them its progress thread and two threads that park.
 const DEVICE: [&str; 5] = ["--package", "doorbell-softroce", "--lib", "--locked", "--no-fail-fast"];
 /// Devices that share memory in one process, where the two have one mapping
-/// (`device/src/mapping.rs`), and in two. The standard library counts scoped threads unseen, and
-/// ThreadSanitizer has signal handlers of its own.
-const SHARED: [&str; 10] = [
+/// (`device/src/mapping.rs`), and in two. ThreadSanitizer has signal handlers of its own.
+const SHARED: [&str; 8] = [
     "--package",
     "doorbell-softroce",
     "--test",
     "shm",
     "--locked",
     "--",
-    "--skip",
-    "random::",
     "--skip",
     "signals::",
 ];
@@ -192,10 +190,8 @@ fn run(tools: &[&Tool]) -> Result<Counts> {
 
 fn address() -> Result<Verdict> {
     const FLAGS: &str = "-Zsanitizer=address";
-    let leaks = format!(
-        "suppressions={}:print_suppressions=0",
-        suppressions("leaks.supp").display()
-    );
+    let leaks = workspace().join("verbs/tests/sanitize/leaks.supp");
+    let leaks = format!("suppressions={}:print_suppressions=0", leaks.display());
     let mut verbs = tests("address", FLAGS)?;
     let verbs = ci::tests(verbs.args(VERBS).args(BUT_THE_COMPILER).env("LSAN_OPTIONS", &leaks))?;
     let mut device = tests("address", FLAGS)?;
@@ -218,14 +214,14 @@ fn address() -> Result<Verdict> {
 }
 
 fn thread() -> Result<Verdict> {
-    // The second flag is required with an uninstrumented standard library.
-    const FLAGS: &str = "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer --cfg=doorbell_tsan";
-    let options = format!("suppressions={}", suppressions("threads.supp").display());
+    if let Some(missing) = nightly::missing()? {
+        return Ok(Verdict::Skipped(missing));
+    }
     let run = |arguments: &[&[&str]]| -> Result<Verdict> {
-        let mut command = tests("thread", FLAGS)?;
-        command.args(arguments.concat()).env("TSAN_OPTIONS", &options);
-        // TSan does not see the lock of the backtrace cache, which tests that panic would use.
-        ci::tests(command.env("RUST_BACKTRACE", "0"))
+        let mut command = nightly::cargo(&["test", "-Zbuild-std", "--target", &host()?]);
+        command.arg("--target-dir").arg(folder("thread")?);
+        command.args(arguments.concat());
+        ci::tests(command.env("RUSTFLAGS", "-Zsanitizer=thread --cfg=doorbell_tsan"))
     };
     let verbs = run(&[&VERBS, &BUT_THE_COMPILER])?;
     let device = run(&[&DEVICE])?;
@@ -266,10 +262,6 @@ fn cargo(subcommand: &str, tool: &str, flags: &str) -> Result<Command> {
 
 fn folder(tool: &str) -> Result<PathBuf> {
     Ok(target_folder()?.join("sanitize").join(tool))
-}
-
-fn suppressions(file: &str) -> PathBuf {
-    workspace().join("verbs/tests/sanitize").join(file)
 }
 
 pub(crate) fn host() -> Result<String> {

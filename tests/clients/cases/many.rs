@@ -10,9 +10,9 @@ const RUNS: usize = 20;
 /// Messages of a client of rping.
 const MESSAGES: usize = 20;
 
-/// What rping's server shows when two of its threads have one id, as that of the latest request is in
-/// a variable of all of them: each creates a queue pair on it, or the first has ended and destroyed
-/// the id when the second allocates its protection domain.
+/// What rping's server shows when two of its threads have one id, as that of the latest request is
+/// in a variable of all of them: each creates a queue pair on it, or one of them uses it when the
+/// other has destroyed it. On the kernel's rxe it shows both.
 const RACES: [&str; 2] = ["rdma_create_qp: Invalid argument", "Segmentation fault"];
 
 /// What its shell shows in each run.

@@ -2,10 +2,10 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::collections::VecDeque;
+use std::sync::Mutex;
 
 use doorbell_verbs_sys::*;
 
-use super::lock::Mutex;
 use super::provider::stub_of;
 use super::{Cq, Stub, Verb};
 

@@ -3,11 +3,11 @@
 
 use core::ffi::{c_int, c_uint};
 
+use std::sync::{Mutex, MutexGuard};
 use std::thread::ThreadId;
 
 use doorbell_verbs_sys::*;
 
-use super::lock::{Mutex, MutexGuard};
 use super::provider::{set_errno, stub_of};
 use super::{Cq, Stub, Verb};
 use crate::allocation::ProviderScope;

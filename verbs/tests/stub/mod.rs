@@ -4,18 +4,17 @@ mod address;
 mod calls;
 mod events;
 pub(crate) mod extended_cq;
-mod lock;
 pub(crate) mod memory;
 mod provider;
 mod shared;
 mod windows;
 
 use core::ffi::c_int;
-use lock::{Mutex, MutexGuard};
 use std::cell::UnsafeCell;
 use std::collections::{HashMap, VecDeque};
 use std::ffi::CString;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
 use doorbell_verbs::{Context, Library};
 use doorbell_verbs_sys::*;

@@ -28,16 +28,21 @@ const FILES: [&str; 4] = ["Cargo.lock", "LICENSE-APACHE", "LICENSE-MIT", "README
 /// Packs them; with `--full` also builds them from what was packed, and installs the command.
 pub(super) fn check(scope: Scope) -> Result<Verdict> {
     let published = published("Cargo.toml")?;
-    forget_unpacked(&published)?;
+    let mut target = target_folder()?;
     let mut cargo = command(&["package", "--locked", "--allow-dirty"]);
     for package in &published {
         cargo.args(["--package", package.name()]);
     }
-    if scope == Scope::Short {
-        cargo.arg("--no-verify");
+    match scope {
+        Scope::Short => _ = cargo.arg("--no-verify"),
+        Scope::Full => {
+            target.push("packed");
+            forget(&published, &target)?;
+            cargo.arg("--target-dir").arg(&target);
+        }
     }
     succeed(&mut cargo)?;
-    let crates = target_folder()?.join("package");
+    let crates = target.join("package");
     for package in &published {
         package.complete()?;
         package.packed(&crates)?;
@@ -51,9 +56,12 @@ pub(super) fn check(scope: Scope) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// Removes what cargo has unpacked of them before: it builds a crate with the earlier one of another
-/// of the same version.
-fn forget_unpacked(published: &[Package]) -> Result<()> {
+/// Removes what cargo has unpacked and built of them before: it would build a crate with that of
+/// another, which has the same version.
+fn forget(published: &[Package], target: &Path) -> Result<()> {
+    if target.exists() {
+        fs::remove_dir_all(target).with_context(|| format!("cannot remove {}", target.display()))?;
+    }
     let unpacked = cargo_home()?.join("registry/src");
     for registry in fs::read_dir(&unpacked).into_iter().flatten() {
         let registry = registry?;

@@ -1,16 +1,10 @@
 //! Miri: undefined behaviour, in the tests of each crate that need nothing that Miri lacks:
 //! sockets, memfds, child processes, foreign libraries.
 
-use super::folder;
-use crate::{
-    ci::{self, Counts, Verdict},
-    setup, workspace,
-};
-use anyhow::{Context, Result};
-use std::{
-    process::{Command, Stdio},
-    time::Instant,
-};
+use super::{folder, nightly};
+use crate::ci::{self, Counts, Verdict};
+use anyhow::Result;
+use std::time::Instant;
 
 /// Files and clocks are the host's. Devices and peers address registered memory by number, so its
 /// provenance is exposed. Memory that a device keeps is leaked. Messages are copied by atomic
@@ -163,11 +157,8 @@ const PACKAGES: [(&str, Part); 30] = [
 ];
 
 pub(super) fn run() -> Result<Verdict> {
-    if !has_miri()? && !install()? {
-        return Ok(Verdict::Skipped(format!(
-            "no toolchain with Miri (rustup {})",
-            INSTALL.join(" ")
-        )));
+    if let Some(missing) = nightly::missing()? {
+        return Ok(Verdict::Skipped(missing));
     }
     let mut total = Verdict::Counted(Counts::default(), None);
     let mut lines = Vec::new();
@@ -179,8 +170,8 @@ pub(super) fn run() -> Result<Verdict> {
                 continue;
             }
         };
-        let mut command = cargo_miri();
-        command.arg("test").arg("--target-dir").arg(folder("miri")?);
+        let mut command = nightly::cargo(&["miri", "test"]);
+        command.arg("--target-dir").arg(folder("miri")?);
         command.args(["--package", package]).args(arguments);
         command.env("MIRIFLAGS", FLAGS).env("PROPTEST_CASES", "4");
         let since = Instant::now();
@@ -192,59 +183,10 @@ pub(super) fn run() -> Result<Verdict> {
     Ok(total)
 }
 
-/// A nightly's, as Miri comes with no other; by rustup, whatever toolchain runs this program.
-fn cargo_miri() -> Command {
-    let mut command = Command::new("rustup");
-    command
-        .args(["run", "nightly", "cargo", "miri"])
-        .current_dir(workspace())
-        .stdin(Stdio::null())
-        .env("CARGO_TERM_COLOR", "never");
-    // Cargo sets its own path for its children, and rustup the toolchain.
-    for name in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN"] {
-        command.env_remove(name);
-    }
-    command
-}
-
-const INSTALL: [&str; 9] = [
-    "toolchain",
-    "install",
-    "nightly",
-    "--profile",
-    "minimal",
-    "--component",
-    "miri",
-    "--component",
-    "rust-src",
-];
-
-/// Only in CI: a toolchain of somebody's own machine is left as it is.
-fn install() -> Result<bool> {
-    if std::env::var_os("CI").is_none() || !setup::in_path("rustup") {
-        return Ok(false);
-    }
-    println!("rustup {}", INSTALL.join(" "));
-    let status = Command::new("rustup").args(INSTALL).stdin(Stdio::null()).status();
-    Ok(status.context("cannot run rustup")?.success() && has_miri()?)
-}
-
-fn has_miri() -> Result<bool> {
-    if !setup::in_path("rustup") {
-        return Ok(false);
-    }
-    let mut version = cargo_miri();
-    let status = version
-        .arg("--version")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    Ok(status.context("cannot run rustup")?.success())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::workspace;
     use std::fs;
 
     #[test]
