@@ -1,5 +1,6 @@
 """All-reduce of NumPy's float32 in place, 2 ranks, from 8 B to 64 MiB: this package beside the same
-communicator in Rust (`doorbell coll`) and, where it is installed, mpi4py. By turns; of each the best.
+communicator in Rust (`doorbell coll`) and, where it is installed, mpi4py. "alloc" is in memory of the
+communicator, as Rust's. By turns; of each the best.
 
     python bench/all_reduce.py [TURNS]
 
@@ -23,11 +24,15 @@ SIZES = [8 << (3 * step) for step in range(7)] + [64 << 20]
 SECONDS, FEWEST, MOST = 0.1, 10, 5000
 
 
-def measure(all_reduce, barrier):
+def plain(size):
+    return numpy.ones(size // 4, "f4")
+
+
+def measure(all_reduce, barrier, memory=plain):
     """Microseconds by size, of `all_reduce(array)`."""
     times = {}
     for size in SIZES:
-        array = numpy.ones(size // 4, "f4")
+        array = memory(size)
 
         def repeat(count):
             barrier()
@@ -45,9 +50,13 @@ def measure(all_reduce, barrier):
     return times
 
 
-def doorbell_rank(rank, identity):
+def doorbell_rank(rank, identity, kind):
+    if len(os.sched_getaffinity(0)) > RANKS:
+        # As `doorbell coll` does.
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     with doorbell_rdma.Communicator(rank, RANKS, identity) as comm:
-        return measure(comm.all_reduce, comm.barrier)
+        shared = lambda size: numpy.frombuffer(comm.alloc(size), "f4")
+        return measure(comm.all_reduce, comm.barrier, shared if kind == "alloc" else plain)
 
 
 def mpi_rank():
@@ -58,9 +67,9 @@ def mpi_rank():
     return times if world.rank == 0 else None
 
 
-def ranks_of_doorbell():
+def ranks_of_doorbell(kind):
     with doorbell_rdma.Rendezvous(RANKS) as rendezvous:
-        words = [[sys.executable, __file__, "rank", str(rank), rendezvous.id] for rank in range(RANKS)]
+        words = [[sys.executable, __file__, "rank", str(rank), rendezvous.id, kind] for rank in range(RANKS)]
         others = [subprocess.Popen(of_rank, stdout=subprocess.DEVNULL) for of_rank in words[1:]]
         times = _read(words[0])
         for other in others:
@@ -96,7 +105,11 @@ def has_mpi():
 
 
 def main(turns):
-    kinds = {"Python": ranks_of_doorbell, "Rust": ranks_of_rust}
+    kinds = {
+        "Python": lambda: ranks_of_doorbell("plain"),
+        "alloc": lambda: ranks_of_doorbell("alloc"),
+        "Rust": ranks_of_rust,
+    }
     if has_mpi():
         kinds["mpi4py"] = ranks_of_mpi
     best = {kind: {size: float("inf") for size in SIZES} for kind in kinds}
@@ -104,16 +117,16 @@ def main(turns):
         for kind, run in kinds.items():
             for size, micros in run().items():
                 best[kind][size] = min(best[kind][size], micros)
-    print(f"{'bytes':>9}", *(f"{kind:>10}" for kind in kinds), "  Rust/Python")
+    print(f"{'bytes':>9}", *(f"{kind:>10}" for kind in kinds), " Rust/Python  Rust/alloc")
     for size in SIZES:
         micros = [best[kind][size] for kind in kinds]
-        ratio = best["Rust"][size] / best["Python"][size]
-        print(f"{size:>9}", *(f"{value:>10.1f}" for value in micros), f"{ratio:>12.2f}")
+        ratios = [best["Rust"][size] / best[kind][size] for kind in ("Python", "alloc")]
+        print(f"{size:>9}", *(f"{value:>10.1f}" for value in micros), *(f"{ratio:>11.2f}" for ratio in ratios))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
-        print(json.dumps(doorbell_rank(int(sys.argv[2]), sys.argv[3])))
+        print(json.dumps(doorbell_rank(int(sys.argv[2]), *sys.argv[3:])))
     elif sys.argv[1:2] == ["mpi"]:
         times = mpi_rank()
         if times is not None:

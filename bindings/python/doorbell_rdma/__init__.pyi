@@ -84,6 +84,12 @@ class Communicator:
         MASTER_PORT), ``mpirun``, ``srun``, or ``doorbell`` itself.
         """
 
+    def alloc(self, bytes: int) -> memoryview:
+        """Memory that is shared with the other ranks, of zeros, for arrays that operations need not copy:
+        ``numpy.frombuffer(comm.alloc(4 * count), "f4")``, ``torch.frombuffer(comm.alloc(2 * count),
+        dtype=torch.bfloat16)``. Parts of such arrays are as good.
+        """
+
     def all_reduce(
         self, array: _Array, out: _Array | None = None, op: _Operator = "sum", timeout: float | None = None
     ) -> _Array:

@@ -35,6 +35,20 @@ def _sums_of_numpy(comm):
     return sums
 
 
+def _sums_in_memory_of_the_communicator(comm):
+    view = comm.alloc(8 << 20)
+    values = numpy.frombuffer(view, "f4")
+    assert view.format == "B" and view.nbytes == 8 << 20 and not values.any()
+    values[:] = comm.rank + 1
+    del view
+    part = comm.all_reduce(values[1000:-5000])
+    comm.all_reduce(comm.alloc(0))
+    sums = [values[999], part[0], part[-1], values[-5000]]
+    # The array keeps the memory.
+    comm.close()
+    return [*map(float, sums), float(values.sum())]
+
+
 def _sums_of_numpy_by_dlpack(comm):
     class Only:
         """What is known only by DLPack."""
@@ -156,6 +170,12 @@ class Arrays(unittest.TestCase):
     def test_numpy_is_reduced_by_dlpack(self):
         for values in ranks.run(2, _sums_of_numpy_by_dlpack):
             self.assertEqual(values, [[6.0] * 5, [3.0] * 5, [3.0] * 5])
+
+    @unittest.skipIf(numpy is None, "there is no NumPy")
+    def test_memory_of_the_communicator_is_reduced(self):
+        for rank, sums in enumerate(ranks.run(2, _sums_in_memory_of_the_communicator)):
+            reduced = (8 << 20) // 4 - 6000
+            self.assertEqual(sums, [rank + 1, 3, 3, rank + 1, reduced * 3 + 6000 * (rank + 1)])
 
     def test_types_that_numpy_lacks_are_reduced_by_dlpack(self):
         for sums in ranks.run(2, _sums_by_dlpack):

@@ -129,7 +129,7 @@ impl Communicator {
     /// All ranks get the reduction of all `data`, in place.
     #[doc(alias("ncclAllReduce", "MPI_Allreduce"))]
     pub fn all_reduce<X: Target>(&self, mut data: X, op: impl Into<Reduction>) -> Call<'_, X> {
-        let (at, len) = data.region(self.number);
+        let (at, len) = data.region();
         let spec = self.spec::<X::Element>(Collective::AllReduce, len, at, at);
         Call::new(self, Self::with_reduction(spec, op.into()), data)
     }
@@ -143,7 +143,7 @@ impl Communicator {
         op: impl Into<Reduction>,
     ) -> Call<'_, (X, Y)> {
         const COLLECTIVE: Collective = Collective::AllReduce;
-        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
+        let ((from, given), (into, wanted)) = (input.region(), output.region());
         let spec = Self::equal_length(COLLECTIVE, given, wanted)
             .and_then(|len| Self::with_reduction(self.spec::<X::Element>(COLLECTIVE, len, from, into), op.into()));
         Call::new(self, spec, (input, output))
@@ -153,7 +153,7 @@ impl Communicator {
     #[doc(alias("ncclAllGather", "MPI_Allgather"))]
     pub fn all_gather<X: Target>(&self, mut data: X) -> Call<'_, X> {
         const COLLECTIVE: Collective = Collective::AllGather;
-        let (at, len) = data.region(self.number);
+        let (at, len) = data.region();
         let spec = self.part(COLLECTIVE, len).map(|part| {
             let own = at.offset_by(part * self.rank.index(), X::Element::TYPE);
             self.spec::<X::Element>(COLLECTIVE, part, own, at)
@@ -169,7 +169,7 @@ impl Communicator {
         mut output: Y,
     ) -> Call<'_, (X, Y)> {
         const COLLECTIVE: Collective = Collective::AllGather;
-        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
+        let ((from, given), (into, wanted)) = (input.region(), output.region());
         let spec = self
             .per_rank_length(COLLECTIVE, given, wanted)
             .map(|part| self.spec::<X::Element>(COLLECTIVE, part, from, into));
@@ -181,7 +181,7 @@ impl Communicator {
     #[doc(alias("ncclReduceScatter", "MPI_Reduce_scatter_block"))]
     pub fn reduce_scatter<X: Target>(&self, mut data: X, op: impl Into<Reduction>) -> Call<'_, X> {
         const COLLECTIVE: Collective = Collective::ReduceScatter;
-        let (at, len) = data.region(self.number);
+        let (at, len) = data.region();
         let spec = self.part(COLLECTIVE, len).and_then(|part| {
             let own = at.offset_by(part * self.rank.index(), X::Element::TYPE);
             Self::with_reduction(self.spec::<X::Element>(COLLECTIVE, part, at, own), op.into())
@@ -198,7 +198,7 @@ impl Communicator {
         op: impl Into<Reduction>,
     ) -> Call<'_, (X, Y)> {
         const COLLECTIVE: Collective = Collective::ReduceScatter;
-        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
+        let ((from, given), (into, wanted)) = (input.region(), output.region());
         let spec = self
             .per_rank_length(COLLECTIVE, wanted, given)
             .and_then(|part| Self::with_reduction(self.spec::<X::Element>(COLLECTIVE, part, from, into), op.into()));
@@ -208,7 +208,7 @@ impl Communicator {
     /// All ranks get the root's `data`.
     #[doc(alias("ncclBroadcast", "ncclBcast", "MPI_Bcast"))]
     pub fn broadcast<X: Target>(&self, mut data: X, root: Rank) -> Call<'_, X> {
-        let (at, len) = data.region(self.number);
+        let (at, len) = data.region();
         let given = if self.rank == root { at } else { BufferRef::NONE };
         let spec = self.spec::<X::Element>(Collective::Broadcast, len, given, at);
         Call::new(self, self.with_root(spec, root), data)
@@ -223,7 +223,7 @@ impl Communicator {
         root: Rank,
     ) -> Call<'_, (X, Y)> {
         const COLLECTIVE: Collective = Collective::Broadcast;
-        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
+        let ((from, given), (into, wanted)) = (input.region(), output.region());
         let spec = if self.rank == root {
             Self::equal_length(COLLECTIVE, given, wanted)
                 .map(|len| self.spec::<X::Element>(COLLECTIVE, len, from, into))
@@ -237,7 +237,7 @@ impl Communicator {
     /// The root gets the reduction of all `data`, in place; that of the others is unchanged.
     #[doc(alias("ncclReduce", "MPI_Reduce"))]
     pub fn reduce<X: Target>(&self, mut data: X, op: impl Into<Reduction>, root: Rank) -> Call<'_, X> {
-        let (at, len) = data.region(self.number);
+        let (at, len) = data.region();
         let wanted = if self.rank == root { at } else { BufferRef::NONE };
         let spec = self.spec::<X::Element>(Collective::Reduce, len, at, wanted);
         let spec = Self::with_reduction(spec, op.into()).and_then(|spec| self.with_root(spec, root));
@@ -255,7 +255,7 @@ impl Communicator {
         root: Rank,
     ) -> Call<'_, (X, Y)> {
         const COLLECTIVE: Collective = Collective::Reduce;
-        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
+        let ((from, given), (into, wanted)) = (input.region(), output.region());
         let spec = if self.rank == root {
             Self::equal_length(COLLECTIVE, given, wanted)
                 .map(|len| self.spec::<X::Element>(COLLECTIVE, len, from, into))
@@ -272,7 +272,7 @@ impl Communicator {
     #[doc(alias("ncclGather", "MPI_Gather"))]
     pub fn gather<X: Target>(&self, mut data: X, root: Rank) -> Call<'_, X> {
         const COLLECTIVE: Collective = Collective::Gather;
-        let (at, len) = data.region(self.number);
+        let (at, len) = data.region();
         let spec = if self.rank == root {
             self.part(COLLECTIVE, len).map(|part| {
                 let own = at.offset_by(part * self.rank.index(), X::Element::TYPE);
@@ -294,7 +294,7 @@ impl Communicator {
         root: Rank,
     ) -> Call<'_, (X, Y)> {
         const COLLECTIVE: Collective = Collective::Gather;
-        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
+        let ((from, given), (into, wanted)) = (input.region(), output.region());
         let spec = if self.rank == root {
             self.per_rank_length(COLLECTIVE, given, wanted)
                 .map(|part| self.spec::<X::Element>(COLLECTIVE, part, from, into))
@@ -309,7 +309,7 @@ impl Communicator {
     #[doc(alias("ncclScatter", "MPI_Scatter"))]
     pub fn scatter<X: Target>(&self, mut data: X, root: Rank) -> Call<'_, X> {
         const COLLECTIVE: Collective = Collective::Scatter;
-        let (at, len) = data.region(self.number);
+        let (at, len) = data.region();
         let spec = if self.rank == root {
             self.part(COLLECTIVE, len).map(|part| {
                 let own = at.offset_by(part * self.rank.index(), X::Element::TYPE);
@@ -332,7 +332,7 @@ impl Communicator {
         root: Rank,
     ) -> Call<'_, (X, Y)> {
         const COLLECTIVE: Collective = Collective::Scatter;
-        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
+        let ((from, given), (into, wanted)) = (input.region(), output.region());
         let spec = if self.rank == root {
             self.per_rank_length(COLLECTIVE, wanted, given)
                 .map(|part| self.spec::<X::Element>(COLLECTIVE, part, from, into))
@@ -351,7 +351,7 @@ impl Communicator {
         mut output: Y,
     ) -> Call<'_, (X, Y)> {
         const COLLECTIVE: Collective = Collective::AllToAll;
-        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
+        let ((from, given), (into, wanted)) = (input.region(), output.region());
         let spec = Self::equal_length(COLLECTIVE, given, wanted)
             .and_then(|len| self.part(COLLECTIVE, len))
             .map(|part| self.spec::<X::Element>(COLLECTIVE, part, from, into));
@@ -366,7 +366,7 @@ impl Communicator {
         mut output: Y,
     ) -> Call<'_, (X, Y)> {
         const COLLECTIVE: Collective = Collective::SendRecv;
-        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
+        let ((from, given), (into, wanted)) = (input.region(), output.region());
         let spec = Self::equal_length(COLLECTIVE, given, wanted)
             .map(|len| self.spec::<X::Element>(COLLECTIVE, len, from, into));
         Call::new(self, spec, (input, output))

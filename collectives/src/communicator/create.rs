@@ -1,7 +1,6 @@
 //! Creation of communicators, from a group and devices or from another communicator.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use doorbell_verbs::Context;
@@ -111,7 +110,6 @@ impl Communicator {
     }
 
     fn of(state: State, group: Group, devices: &[Context], options: Options) -> Result<Self, CollectiveError> {
-        static NUMBER: AtomicU64 = AtomicU64::new(1);
         let (rank, ranks, members) = (group.rank(), group.ranks(), group.members().into());
         let shared = Arc::new(Shared::new(state, group, options.progress_thread));
         let progress = if options.progress_thread {
@@ -129,7 +127,6 @@ impl Communicator {
             members,
             devices: devices.into(),
             options,
-            number: NUMBER.fetch_add(1, Ordering::Relaxed),
         })
     }
 

@@ -5,121 +5,64 @@ use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use crate::executor::Data;
 use crate::kernel::Element;
 use crate::memory::Segment;
 use crate::types::DataType;
 
-/// Elements in registered memory, for zero-copy operations; initially zero. Allocated by
-/// [`Communicator::alloc`](super::Communicator::alloc); other communicators copy it like any slice.
-/// Ranks trust one another: a device enforces only that a peer writes to this communicator's
-/// memory.
+/// Elements in registered memory, for zero-copy operations on it and on slices of it; initially
+/// zero. Allocated by [`Communicator::alloc`](super::Communicator::alloc); other communicators copy
+/// it like any slice. Ranks trust one another: a device enforces only that a peer writes to this
+/// communicator's memory.
 #[doc(alias = "ncclMemAlloc")]
 pub struct CommBuffer<T: Element> {
     segment: Arc<Segment>,
     len: usize,
-    communicator: u64,
     element: PhantomData<T>,
 }
 
 impl<T: Element> CommBuffer<T> {
     /// `len` elements at the beginning of `segment`, which has no other owner.
-    pub(super) fn new(segment: Arc<Segment>, len: usize, communicator: u64) -> Self {
+    pub(super) fn new(segment: Arc<Segment>, len: usize) -> Self {
         debug_assert!(len * size_of::<T>() <= segment.len());
         Self {
             segment,
             len,
-            communicator,
             element: PhantomData,
         }
     }
-
-    fn buffer(&self, user: u64) -> BufferRef {
-        BufferRef {
-            start: self.segment.start(),
-            segment: if self.communicator == user {
-                Arc::as_ptr(&self.segment)
-            } else {
-                core::ptr::null()
-            },
-        }
-    }
 }
 
-/// A reference to the memory of a call's buffers, valid as long as these. Unlike [`Data`] it holds
-/// no reference count, which would cost a fifth of the shortest operations.
+/// The memory of a call's buffer, valid as long as the buffer: null if there is none.
 #[derive(Clone, Copy, Debug)]
-pub struct BufferRef {
-    /// Null if there is none.
-    start: *mut u8,
-    /// Its segment, from an `Arc` that the buffers hold; null for plain memory.
-    segment: *const Segment,
-}
+pub struct BufferRef(*mut u8);
 
-// SAFETY: pointers are followed by an engine only, as those of `Data` are, and by `data`, which has
-// promises about them.
+// SAFETY: the pointer is followed by an engine only, as those of `Data` are.
 unsafe impl Send for BufferRef {}
 // SAFETY: as above.
 unsafe impl Sync for BufferRef {}
 
 impl BufferRef {
-    pub(super) const NONE: Self = Self {
-        start: core::ptr::null_mut(),
-        segment: core::ptr::null(),
-    };
-
-    fn plain(start: *mut u8) -> Self {
-        Self {
-            start,
-            segment: core::ptr::null(),
-        }
-    }
+    pub(super) const NONE: Self = Self(core::ptr::null_mut());
 
     #[cfg(feature = "gpu")]
-    pub(super) fn segment(segment: &Arc<Segment>) -> Self {
-        Self {
-            start: segment.start(),
-            segment: Arc::as_ptr(segment),
-        }
+    pub(super) fn segment(segment: &Segment) -> Self {
+        Self(segment.start())
     }
 
     pub(super) fn is_some(self) -> bool {
-        !self.start.is_null()
+        !self.0.is_null()
     }
 
     pub(super) fn start(self) -> *mut u8 {
-        self.start
+        self.0
     }
 
     /// The part that begins so many elements behind its start; none if there is none.
     pub(super) fn offset_by(self, elements: usize, element: DataType) -> Self {
-        if !self.is_some() {
-            return self;
+        match self.is_some() {
+            true => Self(self.0.wrapping_add(elements * element.bytes())),
+            false => self,
         }
-        Self {
-            start: self.start.wrapping_add(elements * element.bytes()),
-            ..self
-        }
-    }
-
-    /// For an engine: takes a reference to the segment.
-    ///
-    /// # Safety
-    /// The buffers are alive.
-    pub(super) unsafe fn data(self) -> Data {
-        if self.start.is_null() {
-            return Data::None;
-        }
-        if self.segment.is_null() {
-            return Data::Plain(self.start);
-        }
-        // SAFETY: the pointer is from an `Arc`, which the buffers still hold.
-        let segment = unsafe {
-            Arc::increment_strong_count(self.segment);
-            Arc::from_raw(self.segment)
-        };
-        let offset = self.start.addr() - segment.start().addr();
-        Data::Registered(segment, offset)
     }
 }
 
@@ -155,8 +98,8 @@ mod sealed {
 
     /// Address and length of memory.
     pub trait AsRegion {
-        /// The memory, for the communicator of this number, and its number of elements.
-        fn region(&mut self, user: u64) -> (BufferRef, usize);
+        /// The memory and its number of elements.
+        fn region(&mut self) -> (BufferRef, usize);
     }
 
     /// Buffers that can be kept until an operation is complete, even if its request is forgotten.
@@ -191,8 +134,8 @@ macro_rules! region {
     ($trait:ident: $([$($generic:tt)*] $type:ty;)*) => {
         $(
             impl<T: Element, $($generic)*> AsRegion for $type {
-                fn region(&mut self, _user: u64) -> (BufferRef, usize) {
-                    (BufferRef::plain(self.as_ptr().cast_mut().cast()), self.len())
+                fn region(&mut self) -> (BufferRef, usize) {
+                    (BufferRef(self.as_ptr().cast_mut().cast()), self.len())
                 }
             }
 
@@ -214,8 +157,8 @@ macro_rules! region_mut {
     ($([$($generic:tt)*] $type:ty;)*) => {
         $(
             impl<T: Element, $($generic)*> AsRegion for $type {
-                fn region(&mut self, _user: u64) -> (BufferRef, usize) {
-                    (BufferRef::plain(self.as_mut_ptr().cast()), self.len())
+                fn region(&mut self) -> (BufferRef, usize) {
+                    (BufferRef(self.as_mut_ptr().cast()), self.len())
                 }
             }
 
@@ -237,8 +180,8 @@ macro_rules! buffers {
     ($($type:ty: $($trait:ident)*;)*) => {
         $(
             impl<T: Element> AsRegion for $type {
-                fn region(&mut self, user: u64) -> (BufferRef, usize) {
-                    (self.buffer(user), self.len)
+                fn region(&mut self) -> (BufferRef, usize) {
+                    (BufferRef(self.segment.start()), self.len)
                 }
             }
 

@@ -210,8 +210,7 @@ impl Shared {
         }
         let (plan, tuning) = state.plan_for(spec.collective, spec.root, spec.data, spec.bytes, settings)?;
         let function = Function::new(spec.data, spec.reduction.op, state.engine.ranks())?;
-        // SAFETY: the callers hold the buffers: `Call::wait`, `start` and `Batch::add`.
-        let (input, output) = unsafe { (spec.input.data(), spec.output.data()) };
+        let [input, output] = [spec.input, spec.output].map(|buffer| state.engine.memory_at(buffer.start()));
         let operation = Operation {
             plan,
             function,
@@ -256,8 +255,7 @@ impl Shared {
             Direction::Send => spec.input,
             Direction::Receive => spec.output,
         };
-        // SAFETY: as of `submit`.
-        let data = unsafe { buffer.data() };
+        let data = state.engine.memory_at(buffer.start());
         let bytes = usize::try_from(spec.bytes).unwrap_or(usize::MAX);
         let message = Message {
             peer,

@@ -77,7 +77,6 @@ pub struct Communicator {
     members: Box<[Member]>,
     devices: Box<[Context]>,
     options: Options,
-    number: u64,
 }
 
 impl Communicator {
@@ -163,7 +162,8 @@ impl Communicator {
         }
     }
 
-    /// `len` elements of registered memory, initially zero, for zero-copy operations.
+    /// `len` elements of registered memory, initially zero, for zero-copy operations on it and on
+    /// slices of it.
     ///
     /// # Errors
     /// When there is no memory, or a device refuses it.
@@ -179,7 +179,7 @@ impl Communicator {
             });
         };
         let segment = self.shared.with(|state| state.engine.allocate(bytes.max(1)))?;
-        Ok(CommBuffer::new(segment, len, self.number))
+        Ok(CommBuffer::new(segment, len))
     }
 
     /// Runs operations as a group: `build` adds them, and they are waited for when it returns. They

@@ -26,7 +26,7 @@ impl Communicator {
     /// ranks, and the error has both; if it does not receive, it is named.
     #[doc(alias("ncclSend", "MPI_Send"))]
     pub fn send<X: Source>(&self, mut data: X, to: Rank) -> Call<'_, X> {
-        let (at, len) = data.region(self.number);
+        let (at, len) = data.region();
         Call::new(self, self.message::<X::Element>(Direction::Send, to, at, len), data)
     }
 
@@ -37,7 +37,7 @@ impl Communicator {
     /// As of `send`.
     #[doc(alias("ncclRecv", "MPI_Recv"))]
     pub fn receive<X: Target>(&self, mut data: X, from: Rank) -> Call<'_, X> {
-        let (at, len) = data.region(self.number);
+        let (at, len) = data.region();
         Call::new(
             self,
             self.message::<X::Element>(Direction::Receive, from, at, len),

@@ -35,7 +35,7 @@ impl Communicator {
         root: Option<Rank>,
     ) -> Call<'_, (X, Y)> {
         const COLLECTIVE: Collective = Collective::AllToAllV;
-        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
+        let ((from, given), (into, wanted)) = (input.region(), output.region());
         let ranks = self.ranks as usize;
         let ((sent, sending), (received, receiving)) = (displacements(&send), displacements(&receive));
         let spec = if let Some(root) = root.filter(|root| root.0 >= self.ranks) {
@@ -80,7 +80,7 @@ impl Communicator {
     ) -> Call<'_, (X, Y)> {
         // Each rank sends the same part to all others.
         const COLLECTIVE: Collective = Collective::AllToAllV;
-        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
+        let ((from, given), (into, wanted)) = (input.region(), output.region());
         let (receive, all) = displacements(counts);
         let spec = if counts.len() != self.ranks as usize {
             misuse(COLLECTIVE, format!("{} counts for {} ranks", counts.len(), self.ranks))
@@ -123,7 +123,7 @@ impl Communicator {
         op: impl Into<Reduction>,
     ) -> Call<'_, (X, Y)> {
         const COLLECTIVE: Collective = Collective::ReduceScatter;
-        let ((from, given), (into, wanted)) = (input.region(self.number), output.region(self.number));
+        let ((from, given), (into, wanted)) = (input.region(), output.region());
         let (send, all) = displacements(counts);
         let spec = if counts.len() != self.ranks as usize {
             misuse(COLLECTIVE, format!("{} counts for {} ranks", counts.len(), self.ranks))
@@ -168,7 +168,7 @@ impl Communicator {
         counts: &[usize],
         root: Rank,
     ) -> Call<'_, (X, Y)> {
-        let (_, given) = input.region(self.number);
+        let (_, given) = input.region();
         let mut send = vec![0; self.ranks as usize];
         if let Some(to_root) = send.get_mut(root.index()) {
             *to_root = given;
@@ -191,7 +191,7 @@ impl Communicator {
         mut output: Y,
         root: Rank,
     ) -> Call<'_, (X, Y)> {
-        let (_, wanted) = output.region(self.number);
+        let (_, wanted) = output.region();
         let mut receive = vec![0; self.ranks as usize];
         if let Some(from_root) = receive.get_mut(root.index()) {
             *from_root = wanted;

@@ -99,7 +99,8 @@ impl Communicator {
         if !fits(input, given) || !fits(output, got) {
             return misuse(collective, "memory of the host is shorter than the operation");
         }
-        let buffer = |segment: Option<&Arc<Segment>>| segment.map_or(BufferRef::NONE, BufferRef::segment);
+        let buffer =
+            |segment: Option<&Arc<Segment>>| segment.map_or(BufferRef::NONE, |segment| BufferRef::segment(segment));
         let (input, output) = (buffer(input), buffer(output));
         let spec = match operation {
             StagedOperation::Messages(messages) => return self.run_messages(&messages, input, output),

@@ -31,7 +31,8 @@ mod status;
 mod strand;
 
 use core::iter;
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use doorbell_verbs::Context;
@@ -136,6 +137,8 @@ pub struct Engine {
     p2p: PointToPoint,
     /// Copies of inputs that are scaled, or that overlap the output.
     input_copies: Vec<Arc<Segment>>,
+    /// Those that callers have, by address. What has been freed goes with the next allocation.
+    segments: BTreeMap<usize, Weak<Segment>>,
     rails: Vec<Rail>,
     active_runners: u32,
     rank: Rank,
@@ -201,6 +204,7 @@ impl Engine {
                 Function::new(DataType::U8, ReduceOp::Sum, ranks)?,
             ),
             input_copies: Vec::new(),
+            segments: BTreeMap::new(),
             rails,
             active_runners: 0,
             rank,
@@ -241,8 +245,25 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no memory, or a device refuses it.
-    pub fn allocate(&self, len: usize) -> Result<Arc<Segment>, EngineError> {
-        Ok(Arc::new(Segment::new(self.rails.iter().map(|rail| &rail.domain), len)?))
+    pub fn allocate(&mut self, len: usize) -> Result<Arc<Segment>, EngineError> {
+        let segment = Arc::new(Segment::new(self.rails.iter().map(|rail| &rail.domain), len)?);
+        self.segments.retain(|_, segment| segment.strong_count() > 0);
+        self.segments.insert(segment.start().addr(), Arc::downgrade(&segment));
+        Ok(segment)
+    }
+
+    /// The memory from this byte on: of a segment that was allocated here, or plain.
+    #[must_use]
+    pub fn memory_at(&self, start: *mut u8) -> Data {
+        if start.is_null() {
+            return Data::None;
+        }
+        let before = self.segments.range(..=start.addr()).next_back();
+        let segment = before.and_then(|(from, segment)| Some((start.addr() - from, segment.upgrade()?)));
+        match segment.filter(|(offset, segment)| *offset < segment.len()) {
+            Some((offset, segment)) => Data::Registered(segment, offset),
+            None => Data::Plain(start),
+        }
     }
 
     /// Drives operations in flight without waiting. Returns whether there was progress.

@@ -158,3 +158,26 @@ fn grants_run_ahead_into_later_messages() {
         [const { Some(Ok(())) }; 3]
     );
 }
+
+/// What lies within allocated memory is found by its address; neither what follows it, nor what was
+/// freed.
+#[test]
+fn memory_is_found_by_its_address() {
+    let [mut engine, _other] = two();
+    let segments = [4096, 8000].map(|len| engine.allocate(len).unwrap());
+    for segment in &segments {
+        for offset in [0, 8, segment.len() - 1] {
+            match engine.memory_at(segment.start().wrapping_add(offset)) {
+                Data::Registered(found, at) => assert!(Arc::ptr_eq(&found, segment) && at == offset),
+                data => panic!("{offset}: {data:?}"),
+            }
+        }
+    }
+    let [first, second] = segments;
+    let (freed, end) = (first.start(), second.start().wrapping_add(second.len()));
+    drop(first);
+    for plain in [freed, end, end.wrapping_add(8)] {
+        assert!(matches!(engine.memory_at(plain), Data::Plain(start) if start == plain));
+    }
+    assert!(matches!(engine.memory_at(core::ptr::null_mut()), Data::None));
+}

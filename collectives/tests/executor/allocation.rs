@@ -44,7 +44,7 @@ fn an_operation_allocates_nothing() {
     let bytes = COUNT_OF as usize * 4;
     let segments: Vec<_> = world
         .engines
-        .iter()
+        .iter_mut()
         .map(|engine| engine.allocate(2 * bytes).unwrap())
         .collect();
     for algorithm in Algorithm::of(Collective::AllReduce) {

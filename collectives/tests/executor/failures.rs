@@ -11,8 +11,8 @@ use crate::world::{Device, TIMEOUT, World};
 
 const ONE: &[Device] = &[Device::Soft(0)];
 
-fn sum(world: &World, plan: PlanId, rank: Rank, count: u64, protocol: Protocol, deadline: Duration) -> Operation {
-    let engine = &world.engines[rank.index()];
+fn sum(world: &mut World, plan: PlanId, rank: Rank, count: u64, protocol: Protocol, deadline: Duration) -> Operation {
+    let engine = &mut world.engines[rank.index()];
     let segment = engine.allocate(count as usize * 8).unwrap();
     Operation {
         plan,
@@ -65,7 +65,7 @@ fn with_a_dropped_rank(protocol: Protocol, turns: u32) -> (World, [Ticket; 2]) {
     let plan = world.prepare(Algorithm::FullMesh, Collective::AllReduce, Rank(0));
     let mut tickets = Vec::new();
     for rank in (0..3).map(Rank) {
-        let op = sum(&world, plan, rank, 1 << 18, protocol, Duration::from_secs(10));
+        let op = sum(&mut world, plan, rank, 1 << 18, protocol, Duration::from_secs(10));
         // SAFETY: the memory is owned by the operation.
         tickets.push(unsafe { world.engines[rank.index()].submit(op) }.unwrap());
     }
@@ -75,7 +75,7 @@ fn with_a_dropped_rank(protocol: Protocol, turns: u32) -> (World, [Ticket; 2]) {
         }
     }
     for rank in [Rank(0), Rank(2)] {
-        let op = sum(&world, plan, rank, 5000, protocol, Duration::from_secs(10));
+        let op = sum(&mut world, plan, rank, 5000, protocol, Duration::from_secs(10));
         // SAFETY: as above.
         unsafe { world.engines[rank.index()].submit(op) }.unwrap();
     }
@@ -105,7 +105,14 @@ fn a_dropped_rank_is_named_by_the_others() {
 fn a_rank_that_never_begins_is_named_at_the_deadline() {
     let mut world = World::new(2, ONE, Config::default());
     let plan = world.prepare(Algorithm::Ring, Collective::AllReduce, Rank(0));
-    let op = sum(&world, plan, Rank(0), 4096, Protocol::Simple, Duration::from_millis(50));
+    let op = sum(
+        &mut world,
+        plan,
+        Rank(0),
+        4096,
+        Protocol::Simple,
+        Duration::from_millis(50),
+    );
     // SAFETY: the memory is owned by the operation.
     let ticket = unsafe { world.engines[0].submit(op) }.unwrap();
     let Failed::Deadline(waiting) = world.engines[0].wait(ticket).unwrap_err() else {
@@ -116,7 +123,7 @@ fn a_rank_that_never_begins_is_named_at_the_deadline() {
         (1, Rank(1), Collective::AllReduce)
     );
     assert_eq!(world.engines[0].waiting(), Some(waiting), "it is known afterwards");
-    let op = sum(&world, plan, Rank(0), 1, Protocol::Ll, Duration::from_secs(1));
+    let op = sum(&mut world, plan, Rank(0), 1, Protocol::Ll, Duration::from_secs(1));
     // SAFETY: as above.
     let refused = unsafe { world.engines[0].submit(op) }.unwrap_err();
     assert!(matches!(refused, EngineError::Failed(Failed::Deadline(_))), "{refused}");
@@ -130,7 +137,7 @@ fn an_abort_ends_everything_at_once() {
     let mut tickets = Vec::new();
     for _ in 0..3 {
         let op = sum(
-            &world,
+            &mut world,
             plan,
             Rank(0),
             100_000,
@@ -160,7 +167,7 @@ fn an_abort_ends_everything_at_once() {
 fn invalid_operations_are_refused() {
     let mut world = World::new(2, ONE, Config::default());
     let plan = world.prepare(Algorithm::Ring, Collective::AllReduce, Rank(0));
-    let good = || sum(&world, plan, Rank(0), 100, Protocol::Ll, Duration::from_secs(1));
+    let mut good = || sum(&mut world, plan, Rank(0), 100, Protocol::Ll, Duration::from_secs(1));
     let mut bad = Vec::new();
     let mut op = good();
     op.count = 101;
@@ -222,7 +229,7 @@ fn many_engines_leave_nothing_behind() {
         let mut world = World::new(2, ONE, config);
         let plan = world.prepare(Algorithm::Ring, Collective::AllReduce, Rank(0));
         let mut ops: Vec<_> = [Rank(0), Rank(1)]
-            .map(|rank| sum(&world, plan, rank, 5000, Protocol::Simple, TIMEOUT))
+            .map(|rank| sum(&mut world, plan, rank, 5000, Protocol::Simple, TIMEOUT))
             .into();
         ops.iter_mut().for_each(|op| op.tuning.channels = 1);
         let mut ops = ops.into_iter();

@@ -20,7 +20,7 @@ fn sum(world: &mut World, plan: PlanId, count: usize, in_place: bool, deadline: 
     let function = Function::new(DataType::I32, ReduceOp::Sum, ranks).unwrap();
     let segments: Vec<_> = world
         .engines
-        .iter()
+        .iter_mut()
         .map(|engine| engine.allocate(count * 8).unwrap())
         .collect();
     let output = if in_place { 0 } else { count * 4 };

@@ -27,7 +27,7 @@ fn operations_overlap_and_are_taken_in_any_order() {
         let bytes = count as usize * 4;
         let of: Vec<_> = world
             .engines
-            .iter()
+            .iter_mut()
             .map(|engine| engine.allocate(2 * bytes).unwrap())
             .collect();
         for (rank, segment) in of.iter().enumerate() {

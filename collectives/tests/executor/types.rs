@@ -78,7 +78,7 @@ fn all_reduce(
     let bytes = inputs[0].len();
     let segments: Vec<_> = world
         .engines
-        .iter()
+        .iter_mut()
         .map(|engine| engine.allocate(2 * bytes).unwrap())
         .collect();
     for (segment, input) in segments.iter().zip(inputs) {

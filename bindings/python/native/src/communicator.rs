@@ -7,10 +7,10 @@ use std::time::Duration;
 use doorbell::Context;
 use doorbell::collectives::bootstrap::{self, Group, Launch, Launcher, RendezvousPoint, Secret};
 use doorbell::collectives::communicator::Call;
-use doorbell::collectives::{self, CollectiveError, Options, Rank, ReduceOp};
+use doorbell::collectives::{self, CollectiveError, CommBuffer, Options, Rank, ReduceOp};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyType;
+use pyo3::types::{PyMemoryView, PyType};
 
 use crate::array::{Access, Array, Pair, typed};
 use crate::device::Device;
@@ -27,6 +27,12 @@ pub(crate) struct Communicator {
     rank: u32,
     #[pyo3(get)]
     size: u32,
+}
+
+/// Keeps the memory of [`Communicator::alloc`].
+#[pyclass(frozen)]
+struct Memory {
+    _memory: CommBuffer<u8>,
 }
 
 /// What is the same for both ways to join a group.
@@ -167,6 +173,18 @@ impl Communicator {
             launch.rank.0,
             move |joining| Ok(launch.join(&joining.bootstrap()?)?),
         )
+    }
+
+    /// As a view of bytes whose owner keeps them. `ctypes` makes it: in Python 3.9's stable ABI no
+    /// class of an extension can have the buffer protocol.
+    fn alloc<'py>(&self, py: Python<'py>, bytes: usize) -> PyResult<Bound<'py, PyAny>> {
+        let memory = self.inner()?.alloc::<u8>(bytes);
+        let memory = memory.map_err(|error| error::of_collective(py, self.rank, &error))?;
+        let ctypes = py.import("ctypes")?;
+        let kind = ctypes.getattr("c_ubyte")?.mul(bytes)?;
+        let array = kind.call_method1("from_address", (memory.as_ptr().addr(),))?;
+        array.setattr("_memory", Bound::new(py, Memory { _memory: memory })?)?;
+        PyMemoryView::from(&array)?.call_method1("cast", ("B",))
     }
 
     #[pyo3(signature = (array, out = None, op = "sum", timeout = None))]
