@@ -47,7 +47,7 @@ pub(crate) fn end() -> Result<Status, Failure> {
     let Some(Group {
         initialised,
         windows,
-        work,
+        mut work,
         failed,
         ..
     }) = group
@@ -62,7 +62,7 @@ pub(crate) fn end() -> Result<Status, Failure> {
     let waited = initialised.iter().map(|communicator| communicator.wait());
     waited.fold(Ok(()), Result::and)?;
     window::complete(windows)?;
-    launch(work)
+    launch(&mut work)
 }
 
 /// Notes the failure of a call in a group, which fails as a whole.
@@ -114,13 +114,13 @@ pub(crate) fn add(communicator: Arc<Communicator>, work: Work) -> Result<Status,
         }
     });
     match now {
-        Some(work) => launch(vec![work]),
+        Some(work) => launch(&mut [work]),
         None => Ok(Status::Success),
     }
 }
 
-fn launch(mut all: Vec<(Arc<Communicator>, Work)>) -> Result<Status, Failure> {
-    for (communicator, work) in &mut all {
+fn launch(all: &mut [(Arc<Communicator>, Work)]) -> Result<Status, Failure> {
+    for (communicator, work) in &mut *all {
         read_scalar(communicator, work)?;
     }
     for (index, (communicator, _)) in all.iter().enumerate() {
