@@ -1,8 +1,8 @@
 //! Communicators that are derived from another one: split, shrink and grow.
 //!
-//! The ranks of the parent are connected already, and what they exchange for it, they exchange in the
-//! order of the calls: each call takes a turn, in which the thread of the initialisation runs. The
-//! parent remains usable meanwhile and afterwards.
+//! The ranks of the parent are connected already, and what they exchange for it, they exchange in
+//! the order of the calls: each call takes a turn, in which the thread of the initialisation runs.
+//! The parent remains usable meanwhile and afterwards.
 
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};

@@ -2,8 +2,9 @@
 //! its own.
 //!
 //! The end first waits for the communicators that were initialised in the group, and registers the
-//! windows. Then it enqueues, for one communicator after another, the collectives in the order of the calls, and after them
-//! all sends and receives as one operation, which progress together: the same order on all ranks.
+//! windows. Then it enqueues, for one communicator after another, the collectives in the order of
+//! the calls, and after them all sends and receives as one operation, which progress together: the
+//! same order on all ranks.
 
 use std::cell::RefCell;
 use std::sync::Arc;

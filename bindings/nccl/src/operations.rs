@@ -143,8 +143,8 @@ fn place(buffer: *const c_void, bytes: usize, name: &str) -> Result<Place, Failu
     Ok(Place(DevicePtr(buffer.addr() as u64), bytes))
 }
 
-/// Reads a scalar in device memory, as the work before it in its stream leaves it. The operations of
-/// a group come after this, as those of one communicator may wait for those of the next one.
+/// Reads a scalar in device memory, as the work before it in its stream leaves it. The operations
+/// of a group come after this, as those of one communicator may wait for those of the next one.
 pub(crate) fn read_scalar(communicator: &Communicator, work: &mut Work) -> Result<(), Failure> {
     if let Kind::Collective(call) = &mut work.kind
         && let Operator::ScaledBy(..) = call.operator

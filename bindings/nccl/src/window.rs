@@ -43,8 +43,8 @@ pub(crate) struct Registration {
     window: Window,
 }
 
-/// `ncclCommWindowRegister`: now, or at the end of the group. It waits for the other ranks, also for
-/// a communicator whose initialisation does not block.
+/// `ncclCommWindowRegister`: now, or at the end of the group. It waits for the other ranks, also
+/// for a communicator whose initialisation does not block.
 ///
 /// # Safety
 /// `into` is null or may be written, and the memory is the program's until it ends the window.

@@ -175,8 +175,8 @@ impl Communicator {
     /// All ranks call it, in the same order as splits.
     ///
     /// # Errors
-    /// When a rank is missing, or there are more than [`MAX_MESSAGE`](crate::bootstrap::MAX_MESSAGE)
-    /// bytes.
+    /// When a rank is missing, or there are more than
+    /// [`MAX_MESSAGE`](crate::bootstrap::MAX_MESSAGE) bytes.
     #[doc(alias = "MPI_Allgather")]
     pub fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
         self.with_exchange(|group| group.control_mut().all_gather(bytes))
@@ -209,9 +209,9 @@ impl Communicator {
         self.survivors(&[], timeout.min(FOREVER))
     }
 
-    /// Creates a communicator of the ranks that are not in `excluded`, which all call it, within the
-    /// deadline of operations; those that fail meanwhile are excluded, too. This communicator, unless
-    /// it has failed, remains usable, but can be shrunk no more.
+    /// Creates a communicator of the ranks that are not in `excluded`, which all call it, within
+    /// the deadline of operations; those that fail meanwhile are excluded, too. This communicator,
+    /// unless it has failed, remains usable, but can be shrunk no more.
     ///
     /// # Errors
     /// As [`shrink`](Self::shrink).

@@ -274,8 +274,8 @@ impl GpuCommunicator {
 
     /// Deregisters memory. All ranks call it between the same operations; for memory
     /// [shared by IPC handle](Self::is_ipc_shared) they do it together, and it returns once earlier
-    /// operations are done and all ranks have closed it, or the communicator has failed; graphs that
-    /// use it must be dropped first.
+    /// operations are done and all ranks have closed it, or the communicator has failed; graphs
+    /// that use it must be dropped first.
     #[doc(alias = "ncclCommDeregister")]
     pub fn deregister(&self, memory: &impl Memory) {
         let start = memory.all().device_ptr();

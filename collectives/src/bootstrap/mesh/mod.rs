@@ -264,7 +264,8 @@ impl GroupControl {
     }
 
     /// Forms a group without those of `excluded` and those that have failed; a member that does not
-    /// call it within `timeout` is excluded. A group is shrunk once; one that has not failed goes on.
+    /// call it within `timeout` is excluded. A group is shrunk once; one that has not failed goes
+    /// on.
     ///
     /// # Errors
     /// [`ShrinkError`]: the others continue without this member, or there was no agreement in time.
