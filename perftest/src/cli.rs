@@ -169,6 +169,10 @@ pub(crate) struct DropinArgs {
     /// Do not present the device in /sys/class/infiniband, and do not set LD_PRELOAD
     #[arg(long)]
     pub(crate) no_sysfs: bool,
+    /// Put Doorbell's libnccl.so.2 in the place of every other one, as PyTorch's: NCCL's C API over
+    /// the collectives on GPU memory
+    #[arg(long, help_heading = "GPUs", conflicts_with = "no_sysfs")]
+    pub(crate) nccl: bool,
 }
 
 /// The arguments of `doorbell devices`.

@@ -5,16 +5,18 @@
 //! have watchdogs of their own, which abort.
 
 use std::ffi::c_int;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use doorbell_collectives::bootstrap::{self, Group};
+use doorbell_collectives::bootstrap::{self, Group, RendezvousServer};
 use doorbell_collectives::gpu::{GpuCommunicator, GpuError, GpuOptions, Sizes};
 use doorbell_collectives::{Communicator as HostCommunicator, Options, Rank};
 use doorbell_cuda::{Device, Driver, Stream};
 
 use crate::abi::{Config, Opaque, Status, UniqueId};
+use crate::derivation::{Derivation, Turns};
 use crate::failure::{Failure, caught};
 use crate::reduction::Operators;
 use crate::{group, handles, unique_id};
@@ -25,13 +27,22 @@ const BLOCKS: u32 = 32;
 const FIFOS: usize = 32 << 20;
 const STAGING: usize = 64 << 20;
 
-/// What `ncclCommInitRank` is called with.
+/// What a communicator is made of.
 pub(crate) struct Request {
-    id: bootstrap::UniqueId,
-    rank: Rank,
-    ranks: u32,
-    device: Device,
-    config: Config,
+    pub(crate) origin: Origin,
+    pub(crate) device: Device,
+    pub(crate) config: Config,
+}
+
+pub(crate) enum Origin {
+    /// The ranks meet by a unique id.
+    Id {
+        id: bootstrap::UniqueId,
+        rank: Rank,
+        ranks: u32,
+    },
+    /// Ranks of another communicator, which are connected already.
+    Derived(Derivation),
 }
 
 impl Request {
@@ -54,10 +65,9 @@ impl Request {
                 "there is no rank {rank} of {ranks} ranks"
             )));
         };
+        let rank = Rank(rank);
         Ok(Self {
-            id,
-            rank: Rank(rank),
-            ranks,
+            origin: Origin::Id { id, rank, ranks },
             device,
             config,
         })
@@ -79,11 +89,13 @@ pub(crate) fn current_device() -> Result<Device, Failure> {
 
 /// A communicator of this process.
 pub(crate) struct Communicator {
-    pub(crate) rank: Rank,
-    pub(crate) ranks: u32,
     pub(crate) device: Device,
+    pub(crate) config: Config,
     pub(crate) operators: Operators,
-    ready: OnceLock<Result<Ready, Failure>>,
+    pub(crate) turns: Turns,
+    pub(crate) shrunk: AtomicBool,
+    /// `None` for a rank without a colour, which has no handle of it.
+    ready: OnceLock<Result<Option<Ready>, Failure>>,
     /// Whether its initialisation is over; also after an abort.
     is_over: Mutex<bool>,
     over: Condvar,
@@ -106,12 +118,19 @@ impl Communicator {
     /// # Safety
     /// `into` may be written.
     pub(crate) unsafe fn create(request: Request, into: *mut Opaque) -> Result<Status, Failure> {
-        let (communicator, blocking) = (Arc::new(Self::new(&request)), request.config.blocking);
+        let communicator = Arc::new(Self::new(&request));
+        let (blocking, has_handle) = match &request.origin {
+            Origin::Id { .. } => (request.config.blocking, true),
+            Origin::Derived(derivation) => (derivation.is_blocking(), derivation.is_member()),
+        };
         let theirs = Arc::clone(&communicator);
-        let work = move || theirs.initialise(&request);
+        let work = move || theirs.initialise(request);
         doorbell_threads::spawn("nccl init", work)
             .map_err(|error| Failure::system(format!("cannot start a thread: {error}")))?;
-        let handle = handles::insert(Arc::clone(&communicator));
+        let handle = match has_handle {
+            true => handles::insert(Arc::clone(&communicator)),
+            false => ptr::null_mut(),
+        };
         // SAFETY: the caller's promise.
         unsafe { into.write(handle) };
         match blocking {
@@ -122,10 +141,11 @@ impl Communicator {
 
     fn new(request: &Request) -> Self {
         Self {
-            rank: request.rank,
-            ranks: request.ranks,
             device: request.device,
+            config: request.config,
             operators: Operators::default(),
+            turns: Turns::default(),
+            shrunk: AtomicBool::new(false),
             ready: OnceLock::new(),
             is_over: Mutex::new(false),
             over: Condvar::new(),
@@ -135,8 +155,8 @@ impl Communicator {
         }
     }
 
-    fn initialise(&self, request: &Request) {
-        let ready = caught(|| self.connect(request));
+    fn initialise(&self, request: Request) {
+        let ready = caught(|| connect(request));
         // No other thread sets it.
         let _ = self.ready.set(ready);
         self.set_over();
@@ -144,31 +164,6 @@ impl Communicator {
         if self.aborted.load(Ordering::Acquire) {
             self.abort_ready();
         }
-    }
-
-    fn connect(&self, request: &Request) -> Result<Ready, Failure> {
-        let &Request {
-            rank, ranks, device, ..
-        } = request;
-        let bootstrap = bootstrap::Options {
-            timeout: Duration::MAX,
-            ..bootstrap::Options::from_env()?
-        };
-        let group = Group::join(&request.id, rank, ranks, &bootstrap)?;
-        let options = Options {
-            deadline: Duration::MAX,
-            // Programs make many communicators, and the host has a part only in few.
-            calibrate: false,
-            ..Options::from_env()?
-        };
-        let gpu_options = gpu_options(&request.config)?;
-        let context = device.context()?;
-        let host = doorbell::open_from_env().map_err(|error| Failure::system(error.to_string()))?;
-        let host = HostCommunicator::new(&[host], group, options)?;
-        Ok(Ready {
-            gpu: GpuCommunicator::new(host, &context, gpu_options)?,
-            follower: Stream::new(&context)?,
-        })
     }
 
     /// Ends the wait for its initialisation, which then fails.
@@ -179,7 +174,7 @@ impl Communicator {
 
     /// Reports the abort to the other ranks, which are known once it is initialised.
     fn abort_ready(&self) {
-        if let Some(Ok(ready)) = self.ready.get() {
+        if let Some(Ok(Some(ready))) = self.ready.get() {
             ready.gpu.abort("it called ncclCommAbort");
         }
     }
@@ -204,15 +199,20 @@ impl Communicator {
 
     /// What to enqueue operations with.
     pub(crate) fn ready(&self) -> Result<&Ready, Failure> {
-        if self.finalized.load(Ordering::Acquire) {
-            return Err(Failure::invalid_usage(
+        match self.finalized.load(Ordering::Acquire) {
+            true => Err(Failure::invalid_usage(
                 "the communicator was finalized: it can only be destroyed",
-            ));
+            )),
+            false => self.initialised(),
         }
+    }
+
+    /// The same of one that may have been finalized.
+    pub(crate) fn initialised(&self) -> Result<&Ready, Failure> {
         match self.ready.get() {
-            Some(Ok(ready)) => Ok(ready),
+            Some(Ok(Some(ready))) => Ok(ready),
             Some(Err(failure)) => Err(failure.clone()),
-            None => Err(Failure::invalid_argument(
+            Some(Ok(None)) | None => Err(Failure::invalid_argument(
                 "the communicator is not initialised yet: ncclCommGetAsyncError says when it is",
             )),
         }
@@ -226,7 +226,8 @@ impl Communicator {
         match self.ready.get() {
             None => Ok(Status::InProgress),
             Some(Err(failure)) => Err(failure.clone()),
-            Some(Ok(ready)) => match ready.gpu.check() {
+            Some(Ok(None)) => Ok(Status::Success),
+            Some(Ok(Some(ready))) => match ready.gpu.check() {
                 Ok(()) => Ok(Status::Success),
                 Err(error) => Err(self.failure.get_or_init(|| error.into()).clone()),
             },
@@ -245,12 +246,12 @@ impl Communicator {
     pub(crate) fn destroy(self: Arc<Self>) -> Result<Status, Failure> {
         // Another thread in a call, or that initialises it, drops it at its end.
         match Arc::into_inner(self).and_then(|communicator| communicator.ready.into_inner()) {
-            Some(Ok(ready)) => match ready.gpu.leave() {
+            Some(Ok(Some(ready))) => match ready.gpu.leave() {
                 // Its failure was reported by ncclCommGetAsyncError.
                 Ok(()) | Err(GpuError::Collective(_)) => Ok(Status::Success),
                 Err(error) => Err(error.into()),
             },
-            Some(Err(_)) | None => Ok(Status::Success),
+            Some(Ok(None) | Err(_)) | None => Ok(Status::Success),
         }
     }
 
@@ -263,6 +264,43 @@ impl Communicator {
             .map_err(|error| Failure::system(format!("cannot start a thread: {error}")))?;
         Ok(Status::Success)
     }
+}
+
+fn connect(request: Request) -> Result<Option<Ready>, Failure> {
+    let Request { origin, device, config } = request;
+    let gpu_options = gpu_options(&config)?;
+    let host = match origin {
+        Origin::Id { id, rank, ranks } => Some(meet(&id, rank, ranks)?),
+        Origin::Derived(derivation) => derivation.run()?,
+    };
+    let Some(host) = host else {
+        return Ok(None);
+    };
+    let context = device.context()?;
+    Ok(Some(Ready {
+        gpu: GpuCommunicator::new(host, &context, gpu_options)?,
+        follower: Stream::new(&context)?,
+    }))
+}
+
+/// Connects the ranks that have a unique id.
+pub(crate) fn meet(id: &bootstrap::UniqueId, rank: Rank, ranks: u32) -> Result<HostCommunicator, Failure> {
+    let bootstrap = bootstrap::Options {
+        timeout: Duration::MAX,
+        ..bootstrap::Options::from_env()?
+    };
+    let serving = unique_id::serve_named(id, rank, ranks)?;
+    let group = Group::join(id, rank, ranks, &bootstrap)?;
+    // The next communicator's is at the same address.
+    serving.map_or(Ok(()), RendezvousServer::wait)?;
+    let options = Options {
+        deadline: Duration::MAX,
+        // Programs make many communicators, and the host has a part only in few.
+        calibrate: false,
+        ..Options::from_env()?
+    };
+    let host = doorbell::open_from_env().map_err(|error| Failure::system(error.to_string()))?;
+    Ok(HostCommunicator::new(&[host], group, options)?)
 }
 
 fn gpu_options(config: &Config) -> Result<GpuOptions, Failure> {

@@ -12,7 +12,7 @@ use crate::abi::{Config, Opaque, Status, Team, UniqueId, data_type, present, sto
 use crate::communicator::{Communicator, Request, driver};
 use crate::failure::{Failure, boundary, describe, show};
 use crate::operations::{Arguments, collective, message};
-use crate::{group, handles, memory, unique_id};
+use crate::{derivation, group, handles, memory, unique_id, window};
 
 /// The version that is reported, and the variable that sets another.
 const VERSION: c_int = 23007;
@@ -82,18 +82,46 @@ functions! {
         // SAFETY: NCCL's contract: there is a first one, the same on all ranks.
         unsafe { initialise(comm, ranks, &*ids, rank, config) }
     }
+    "CommSplit": fn(comm: Opaque, colour: c_int, key: c_int, into: *mut Opaque, config: *const c_void) {
+        // SAFETY: NCCL's contract.
+        unsafe { derivation::split(comm, colour, key, into, config) }
+    }
+    "CommShrink": fn(
+        comm: Opaque, excluded: *const c_int, count: c_int, into: *mut Opaque, config: *const c_void, flags: c_int
+    ) {
+        // SAFETY: NCCL's contract.
+        unsafe { derivation::shrink(comm, (excluded, count), into, config, flags) }
+    }
+    "CommGetUniqueId": fn(comm: Opaque, id: *mut UniqueId) {
+        handles::get(comm)?;
+        present(id, "uniqueId")?;
+        // SAFETY: NCCL's contract.
+        unsafe { store(id, unique_id::create()?, "uniqueId") }?;
+        Ok(Status::Success)
+    }
+    "CommGrow": fn(
+        comm: Opaque, ranks: c_int, id: *const UniqueId, rank: c_int, into: *mut Opaque, config: *const c_void
+    ) {
+        if comm.is_null() {
+            group::noted(present(id, "uniqueId"))?;
+            // SAFETY: NCCL's contract.
+            return unsafe { initialise(into, ranks, &*id, rank, config) };
+        }
+        // SAFETY: NCCL's contract.
+        unsafe { derivation::grow(comm, ranks, id, rank, into, config) }
+    }
     "CommInitAll": fn(comms: *mut Opaque, count: c_int, devices: *const c_int) {
         // SAFETY: NCCL's contract.
         unsafe { initialise_all(comms, count, devices) }
     }
     "CommCount": fn(comm: Opaque, count: *mut c_int) {
         // SAFETY: NCCL's contract.
-        unsafe { store(count, handles::get(comm)?.ranks as c_int, "count") }?;
+        unsafe { store(count, handles::get(comm)?.initialised()?.gpu.size() as c_int, "count") }?;
         Ok(Status::Success)
     }
     "CommUserRank": fn(comm: Opaque, rank: *mut c_int) {
         // SAFETY: NCCL's contract.
-        unsafe { store(rank, handles::get(comm)?.rank.0 as c_int, "rank") }?;
+        unsafe { store(rank, handles::get(comm)?.initialised()?.gpu.rank().0 as c_int, "rank") }?;
         Ok(Status::Success)
     }
     "CommCuDevice": fn(comm: Opaque, device: *mut c_int) {
@@ -129,7 +157,7 @@ functions! {
     }
 }
 
-// Memory. Registration is local, and memory that is not registered is as quick.
+// Memory. ncclCommRegister is local, and so has nothing to give to the other ranks: windows have.
 functions! {
     "MemAlloc": fn(pointer: *mut Opaque, bytes: usize) {
         present(pointer, "ptr")?;
@@ -151,6 +179,20 @@ functions! {
     "CommDeregister": fn(comm: Opaque, handle: Opaque) {
         handles::get(comm)?;
         present(handle, "handle")?;
+        Ok(Status::Success)
+    }
+}
+
+// Windows.
+functions! {
+    "CommWindowRegister": fn(comm: Opaque, buffer: Opaque, bytes: usize, win: *mut Opaque, flags: c_int) {
+        // SAFETY: NCCL's contract.
+        unsafe { window::register(comm, (buffer, bytes), win, flags) }
+    }
+    "CommWindowDeregister": fn(comm: Opaque, win: Opaque) { window::deregister(comm, win) }
+    "WinGetUserPtr": fn(comm: Opaque, win: Opaque, pointer: *mut Opaque) {
+        // SAFETY: NCCL's contract.
+        unsafe { store(pointer, window::user_pointer(comm, win)?, "outUserPtr") }?;
         Ok(Status::Success)
     }
 }
@@ -215,11 +257,9 @@ symbols! {
 }
 
 unsupported! {
-    "communicators are made by ncclCommInitRank alone so far":
-        "CommSplit" "CommShrink" "CommGrow" "CommGetUniqueId" "CommRevoke";
+    "ncclCommShrink with NCCL_SHRINK_ABORT ends operations, too": "CommRevoke";
     "it has no memory that could be given back": "CommSuspend" "CommResume" "CommMemStats";
-    "it has no windows so far":
-        "CommWindowRegister" "CommWindowDeregister" "WinGetUserPtr" "PutSignal" "Signal" "WaitSignal";
+    "it has no one-sided operations": "PutSignal" "Signal" "WaitSignal";
     "it has no settings per call: use the function without Config":
         "AllReduceConfig" "BroadcastConfig" "ReduceConfig" "AllGatherConfig" "ReduceScatterConfig" "AlltoAllConfig"
         "GatherConfig" "ScatterConfig";

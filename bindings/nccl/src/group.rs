@@ -1,9 +1,10 @@
 //! Groups: per thread, nested, and done at the outermost end. A call outside of one is a group of
 //! its own.
 //!
-//! The end first waits for the communicators that were initialised in the group. Then it enqueues,
-//! for one communicator after another, the collectives in the order of the calls, and after them
-//! all sends and receives as one operation, which progress together: the same order on all ranks.
+//! The end first waits for the communicators that were initialised in the group, and registers the
+//! windows. Then it enqueues, for one communicator after another, the collectives in the order of
+//! the calls, and after them all sends and receives as one operation, which progress together: the
+//! same order on all ranks.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -11,12 +12,14 @@ use std::sync::Arc;
 use crate::abi::Status;
 use crate::communicator::Communicator;
 use crate::failure::Failure;
-use crate::operations::{Work, enqueue};
+use crate::operations::{Work, enqueue, read_scalar};
+use crate::window::{self, Registration};
 
 #[derive(Default)]
 struct Group {
     depth: u32,
     initialised: Vec<Arc<Communicator>>,
+    windows: Vec<Registration>,
     work: Vec<(Arc<Communicator>, Work)>,
     /// The first call in it that failed: nothing of it is done then.
     failed: Option<Failure>,
@@ -44,7 +47,8 @@ pub(crate) fn end() -> Result<Status, Failure> {
     })?;
     let Some(Group {
         initialised,
-        work,
+        windows,
+        mut work,
         failed,
         ..
     }) = group
@@ -58,7 +62,8 @@ pub(crate) fn end() -> Result<Status, Failure> {
     // All are waited for, so that none is left half initialised when this returns.
     let waited = initialised.iter().map(|communicator| communicator.wait());
     waited.fold(Ok(()), Result::and)?;
-    launch(&work)
+    window::complete(windows)?;
+    launch(&mut work)
 }
 
 /// Notes the failure of a call in a group, which fails as a whole.
@@ -87,6 +92,19 @@ pub(crate) fn wait_for(communicator: Arc<Communicator>) -> Result<Status, Failur
     }
 }
 
+/// Registers a window, now or at the end of the group.
+pub(crate) fn register(registration: Registration) -> Result<Status, Failure> {
+    let now = GROUP.with_borrow_mut(|group| match group.depth {
+        0 => Some(registration),
+        _ => {
+            group.windows.push(registration);
+            None
+        }
+    });
+    window::complete(now.into_iter().collect())?;
+    Ok(Status::Success)
+}
+
 /// Enqueues work, now or at the end of the group.
 pub(crate) fn add(communicator: Arc<Communicator>, work: Work) -> Result<Status, Failure> {
     let now = GROUP.with_borrow_mut(|group| match group.depth {
@@ -97,12 +115,15 @@ pub(crate) fn add(communicator: Arc<Communicator>, work: Work) -> Result<Status,
         }
     });
     match now {
-        Some(work) => launch(&[work]),
+        Some(work) => launch(&mut [work]),
         None => Ok(Status::Success),
     }
 }
 
-fn launch(all: &[(Arc<Communicator>, Work)]) -> Result<Status, Failure> {
+fn launch(all: &mut [(Arc<Communicator>, Work)]) -> Result<Status, Failure> {
+    for (communicator, work) in &mut *all {
+        read_scalar(communicator, work)?;
+    }
     for (index, (communicator, _)) in all.iter().enumerate() {
         let is_same = |(other, _): &&(Arc<Communicator>, Work)| Arc::ptr_eq(other, communicator);
         if !all[..index].iter().any(|entry| is_same(&entry)) {

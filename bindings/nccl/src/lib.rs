@@ -6,12 +6,13 @@
 //! - `exports`: the functions by name, from which the symbols follow.
 //! - `abi`: NCCL's types; `failure`: results, texts, and the boundary that no panic crosses.
 //! - `unique_id`: the rendezvous of `ncclGetUniqueId`; `communicator` and `handles`: communicators,
-//!   their initialisation in threads, and their end.
+//!   their initialisation in threads, and their end; `derivation`: those made of others.
 //! - `group`: groups per thread; `operations` and `reduction`: what is enqueued by them; `memory`:
-//!   what `ncclMemAlloc` allocates.
+//!   what `ncclMemAlloc` allocates; `window`: what all ranks register.
 
 mod abi;
 mod communicator;
+mod derivation;
 mod exports;
 mod failure;
 mod group;
@@ -20,3 +21,4 @@ mod memory;
 mod operations;
 mod reduction;
 mod unique_id;
+mod window;

@@ -14,6 +14,7 @@ use doorbell_cuda::{Context, DevicePtr, Event, Foreign, Memory, Span, Stream};
 use crate::abi::{Opaque, Status, data_type};
 use crate::communicator::{Communicator, Ready};
 use crate::failure::Failure;
+use crate::reduction::Operator;
 use crate::{group, handles};
 
 /// An operation in a stream of the program.
@@ -36,7 +37,7 @@ struct Call {
     root: Rank,
     data: DataType,
     count: usize,
-    reduction: Reduction,
+    operator: Operator,
     input: Place,
     output: Place,
 }
@@ -62,7 +63,6 @@ pub(crate) struct Arguments {
 pub(crate) fn collective(arguments: &Arguments, communicator: Opaque, stream: Opaque) -> Result<Status, Failure> {
     group::noted((|| {
         let communicator = handles::get(communicator)?;
-        communicator.ready()?;
         let call = call(arguments, &communicator)?;
         let kind = Kind::Collective(call);
         group::add(communicator, Work { stream, kind })
@@ -80,8 +80,7 @@ pub(crate) fn message(
 ) -> Result<Status, Failure> {
     group::noted((|| {
         let communicator = handles::get(communicator)?;
-        communicator.ready()?;
-        let peer = rank(peer, &communicator, "peer")?;
+        let peer = rank(peer, communicator.ready()?.gpu.size(), "peer")?;
         let memory = place(buffer, bytes(count, 1, data_type(data)?)?, "the buffer")?;
         let kind = Kind::Message {
             direction,
@@ -94,38 +93,39 @@ pub(crate) fn message(
 
 fn call(arguments: &Arguments, communicator: &Communicator) -> Result<Call, Failure> {
     let &Arguments { collective, count, .. } = arguments;
+    let gpu = &communicator.ready()?.gpu;
+    let (own, ranks) = (gpu.rank(), gpu.size());
     let data = data_type(arguments.data)?;
-    let reduction = match arguments.operator {
+    let operator = match arguments.operator {
         Some(operator) => communicator.operators.get(operator, data)?,
-        None => ReduceOp::Sum.into(),
+        None => Operator::Known(ReduceOp::Sum.into()),
     };
-    let root = arguments
-        .root
-        .map_or(Ok(Rank(0)), |root| rank(root, communicator, "root"))?;
+    let root = arguments.root.map_or(Ok(Rank(0)), |root| rank(root, ranks, "root"))?;
     let case = Case {
         collective,
-        ranks: communicator.ranks,
+        ranks,
         root,
         count: count as u64,
     };
     // The longest that there can be of it.
-    bytes(count, communicator.ranks as usize, data)?;
+    bytes(count, ranks as usize, data)?;
     let bytes = |elements: u64| elements as usize * data.bytes();
     Ok(Call {
         collective,
         root,
         data,
         count,
-        reduction,
-        input: place(arguments.input, bytes(case.input(communicator.rank)), "sendbuff")?,
-        output: place(arguments.output, bytes(case.output(communicator.rank)), "recvbuff")?,
+        operator,
+        input: place(arguments.input, bytes(case.input(own)), "sendbuff")?,
+        output: place(arguments.output, bytes(case.output(own)), "recvbuff")?,
     })
 }
 
-fn rank(number: c_int, communicator: &Communicator, what: &str) -> Result<Rank, Failure> {
-    let rank = u32::try_from(number).ok().filter(|rank| *rank < communicator.ranks);
+/// The rank of this number, which `what` names.
+pub(crate) fn rank(number: c_int, ranks: u32, what: &str) -> Result<Rank, Failure> {
+    let rank = u32::try_from(number).ok().filter(|rank| *rank < ranks);
     rank.map(Rank)
-        .ok_or_else(|| Failure::invalid_argument(format!("{what} {number} is no rank of {} ranks", communicator.ranks)))
+        .ok_or_else(|| Failure::invalid_argument(format!("{what} {number} is no rank of {ranks} ranks")))
 }
 
 /// Bytes of `parts` times `count` elements.
@@ -141,6 +141,19 @@ fn place(buffer: *const c_void, bytes: usize, name: &str) -> Result<Place, Failu
         return Err(Failure::invalid_argument(format!("{name} is NULL")));
     }
     Ok(Place(DevicePtr(buffer.addr() as u64), bytes))
+}
+
+/// Reads a scalar in device memory, as the work before it in its stream leaves it. The operations
+/// of a group come after this, as those of one communicator may wait for those of the next one.
+pub(crate) fn read_scalar(communicator: &Communicator, work: &mut Work) -> Result<(), Failure> {
+    if let Kind::Collective(call) = &mut work.kind
+        && let Operator::ScaledBy(..) = call.operator
+    {
+        let ready = communicator.ready()?;
+        let stream = ready.stream(work.stream)?;
+        call.operator = Operator::Known(ready.reduction(call, &stream)?);
+    }
+    Ok(())
 }
 
 /// Enqueues one communicator's work: collectives in order, then all messages together.
@@ -177,6 +190,11 @@ impl Ready {
         Ok(stream)
     }
 
+    fn reduction(&self, call: &Call, stream: &Stream) -> Result<Reduction, Failure> {
+        // SAFETY: NCCL's contract: the scalar is in its place until the operation is done.
+        unsafe { call.operator.read(self.gpu.context(), stream) }
+    }
+
     fn run(&self, call: &Call, stream: &Stream) -> Result<(), Failure> {
         let memories = [call.input, call.output].map(|place| place.memory(self.gpu.context()));
         let [input, output] = &memories;
@@ -185,7 +203,7 @@ impl Ready {
             root: call.root,
             data: call.data,
             count: call.count,
-            reduction: call.reduction.clone(),
+            reduction: self.reduction(call, stream)?,
             input: input.as_ref().map(Memory::all),
             output: output.as_ref().map(Memory::all),
         };

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use doorbell_collectives::communicator::Reduction;
 use doorbell_collectives::kernel::{F8E4M3, F8E5M2, bf16, f16};
 use doorbell_collectives::{DataType, PreMulSum, ReduceOp};
+use doorbell_cuda::{Context, DevicePtr, Foreign, HostMemory, Memory, Stream};
 
 use crate::failure::Failure;
 
@@ -16,24 +17,33 @@ const NAMED: [ReduceOp; 5] = [
     ReduceOp::Min,
     ReduceOp::Avg,
 ];
+const IN_DEVICE: c_int = 0;
 const HOST_IMMEDIATE: c_int = 1;
+
+/// An operator of an operation.
+#[derive(Debug, Clone)]
+pub(crate) enum Operator {
+    Known(Reduction),
+    /// PreMulSum by a scalar of this type, in device memory when the operation is enqueued.
+    ScaledBy(DevicePtr, DataType),
+}
 
 /// The operators that a communicator's program has created.
 #[derive(Default)]
-pub(crate) struct Operators(Mutex<Vec<Option<(DataType, Reduction)>>>);
+pub(crate) struct Operators(Mutex<Vec<Option<(DataType, Operator)>>>);
 
 impl Operators {
     /// The operator of this number for elements of this type.
-    pub(crate) fn get(&self, number: c_int, data: DataType) -> Result<Reduction, Failure> {
+    pub(crate) fn get(&self, number: c_int, data: DataType) -> Result<Operator, Failure> {
         let none = || Failure::invalid_argument(format!("there is no operator {number}"));
         let number = usize::try_from(number).map_err(|_| none())?;
         let Some(created) = number.checked_sub(NAMED.len()) else {
-            return Ok(NAMED[number].into());
+            return Ok(Operator::Known(NAMED[number].into()));
         };
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (of, reduction) = all.get(created).and_then(Option::as_ref).ok_or_else(none)?;
+        let (of, operator) = all.get(created).and_then(Option::as_ref).ok_or_else(none)?;
         match *of == data {
-            true => Ok(reduction.clone()),
+            true => Ok(operator.clone()),
             false => Err(Failure::invalid_argument(format!(
                 "operator {number} was created for {of}, and the elements are {data}"
             ))),
@@ -50,20 +60,23 @@ impl Operators {
         data: DataType,
         residence: c_int,
     ) -> Result<c_int, Failure> {
-        if residence != HOST_IMMEDIATE {
-            return Err(Failure::invalid_usage(
-                "a scalar in device memory is not supported yet: use ncclScalarHostImmediate",
-            ));
-        }
-        // SAFETY: the caller's promise.
-        let reduction = unsafe { scaled(scalar, data) };
+        let operator = match residence {
+            // SAFETY: the caller's promise.
+            HOST_IMMEDIATE => Operator::Known(unsafe { scaled(scalar, data) }),
+            IN_DEVICE => Operator::ScaledBy(DevicePtr(scalar.addr() as u64), data),
+            other => {
+                return Err(Failure::invalid_argument(format!(
+                    "there is no scalar residence {other}"
+                )));
+            }
+        };
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let place = all.iter().position(Option::is_none).unwrap_or(all.len());
         let number =
             c_int::try_from(place + NAMED.len()).map_err(|_| Failure::invalid_usage("there are too many operators"))?;
         match all.get_mut(place) {
-            Some(free) => *free = Some((data, reduction)),
-            None => all.push(Some((data, reduction))),
+            Some(free) => *free = Some((data, operator)),
+            None => all.push(Some((data, operator))),
         }
         Ok(number)
     }
@@ -78,6 +91,28 @@ impl Operators {
             Some(_) => Ok(()),
             None => Err(Failure::invalid_argument(format!("operator {number} was not created"))),
         }
+    }
+}
+
+impl Operator {
+    /// The reduction of an operation in this stream, after the work before it.
+    ///
+    /// # Safety
+    /// A scalar in device memory is one of its type.
+    pub(crate) unsafe fn read(&self, context: &Context, stream: &Stream) -> Result<Reduction, Failure> {
+        let (start, data) = match self {
+            Self::Known(reduction) => return Ok(reduction.clone()),
+            Self::ScaledBy(start, data) => (*start, *data),
+        };
+        // SAFETY: the caller's promise.
+        let scalar = unsafe { Foreign::name(context, start, data.bytes())? };
+        let host = HostMemory::alloc(context, data.bytes())?;
+        stream.copy(host.all(), scalar.all())?;
+        stream.synchronize()?;
+        let mut bytes = [0; 8];
+        host.copy_out(0, &mut bytes[..data.bytes()])?;
+        // SAFETY: the bytes of one.
+        Ok(unsafe { scaled(bytes.as_ptr().cast(), data) })
     }
 }
 

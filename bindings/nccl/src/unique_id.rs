@@ -1,13 +1,15 @@
 //! Unique ids: the text of the collectives' own, in the 128 bytes of NCCL's.
 //!
 //! The process that makes one, which may be no rank, serves its rendezvous in a thread, until all
-//! ranks have come or it ends. The first rank that registers says how many there are.
+//! ranks have come or it ends. The first rank that registers says how many there are. Where
+//! `NCCL_COMM_ID` names the rendezvous, each rank makes the same id, and rank 0 serves it.
 
 use std::ffi::{CStr, c_char};
-use std::net::IpAddr;
+use std::net::{IpAddr, ToSocketAddrs};
 use std::time::Duration;
 
-use doorbell_collectives::bootstrap::{self, Options, Rendezvous};
+use doorbell_collectives::Rank;
+use doorbell_collectives::bootstrap::{self, Options, Rendezvous, RendezvousServer, Secret};
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
@@ -15,13 +17,64 @@ use crate::abi::UniqueId;
 use crate::failure::Failure;
 
 const VARIABLE: &str = "NCCL_SOCKET_IFNAME";
+const NAMED: &str = "NCCL_COMM_ID";
 
-/// Opens a rendezvous, and makes its id.
+/// Opens a rendezvous, and makes its id; or makes that of the one that rank 0 is to open.
 pub(crate) fn create() -> Result<UniqueId, Failure> {
+    if let Some(id) = named()? {
+        return encode(&id);
+    }
     let rendezvous = Rendezvous::open_for_any(address()?)?;
     let id = encode(rendezvous.id());
     rendezvous.spawn(Duration::MAX)?.detach();
     id
+}
+
+/// Has rank 0 serve a rendezvous that `NCCL_COMM_ID` names, which is over once all have come.
+pub(crate) fn serve_named(
+    id: &bootstrap::UniqueId,
+    rank: Rank,
+    ranks: u32,
+) -> Result<Option<RendezvousServer>, Failure> {
+    let is_same = |other: &bootstrap::UniqueId| (other.host(), other.port()) == (id.host(), id.port());
+    if rank != Rank(0) || !named()?.as_ref().is_some_and(is_same) {
+        return Ok(None);
+    }
+    let addresses = (id.host(), id.port()).to_socket_addrs();
+    let addresses = addresses.map_err(|error| Failure::system(format!("cannot find {}: {error}", id.host())))?;
+    let mut opened = Err(Failure::system(format!("{} has no address", id.host())));
+    for address in addresses {
+        opened = Rendezvous::open_at(address, id.secret(), ranks).map_err(Failure::from);
+        if opened.is_ok() {
+            break;
+        }
+    }
+    Ok(Some(opened?.spawn(Duration::MAX)?))
+}
+
+/// The id of the rendezvous in the environment, if any: of its address, and of the user's secret.
+fn named() -> Result<Option<bootstrap::UniqueId>, Failure> {
+    let Some(text) = doorbell_trust::text_variable(NAMED).filter(|text| !text.is_empty()) else {
+        return Ok(None);
+    };
+    let Some((host, port)) = host_and_port(&text) else {
+        return Err(Failure::invalid_argument(format!(
+            "{NAMED} is {text:?}: it is an address and a port, as 10.1.2.3:4000, [fe80::1]:4000 or node1:4000"
+        )));
+    };
+    let secret = Secret::from_env(&[NAMED, &text]).map_err(|error| Failure::system(error.to_string()))?;
+    let id = bootstrap::UniqueId::new(host, port, secret);
+    id.map(Some)
+        .map_err(|error| Failure::invalid_argument(format!("{NAMED} is {text:?}: {error}")))
+}
+
+fn host_and_port(text: &str) -> Option<(&str, u16)> {
+    let (host, port) = text.rsplit_once(':')?;
+    let host = match host.strip_prefix('[') {
+        Some(host) => host.strip_suffix(']')?,
+        None => Some(host).filter(|host| !host.contains(':'))?,
+    };
+    Some((host, port.parse().ok()?))
 }
 
 fn encode(id: &bootstrap::UniqueId) -> Result<UniqueId, Failure> {
@@ -40,12 +93,14 @@ fn encode(id: &bootstrap::UniqueId) -> Result<UniqueId, Failure> {
 }
 
 pub(crate) fn decode(id: &UniqueId) -> Result<bootstrap::UniqueId, Failure> {
-    let bytes = id.0.map(|byte| byte as u8);
-    let text = CStr::from_bytes_until_nul(&bytes)
-        .ok()
-        .and_then(|text| text.to_str().ok());
-    text.and_then(|text| text.parse().ok())
+    parse(&id.0.map(|byte| byte as u8))
         .ok_or_else(|| Failure::invalid_argument("the unique id is not one that this library's ncclGetUniqueId made"))
+}
+
+/// As another rank's bytes have it.
+pub(crate) fn parse(bytes: &[u8]) -> Option<bootstrap::UniqueId> {
+    let text = CStr::from_bytes_until_nul(bytes).ok()?;
+    text.to_str().ok()?.parse().ok()
 }
 
 /// The address to listen on: of the bootstrap's options, or of the best interface.
@@ -126,6 +181,16 @@ mod tests {
         assert_eq!(best("^eth,docker"), ["ib0", "lo"]);
         assert_eq!(best("^=eth1"), ["eth0", "eth10", "ib0", "docker0", "lo"]);
         assert_eq!(best("lo"), ["lo"]);
+    }
+
+    #[test]
+    fn a_rendezvous_is_named_by_address_and_port() {
+        assert_eq!(host_and_port("10.1.2.3:4000"), Some(("10.1.2.3", 4000)));
+        assert_eq!(host_and_port("[::1]:1"), Some(("::1", 1)));
+        assert_eq!(host_and_port("node-1:4000"), Some(("node-1", 4000)));
+        for wrong in ["", "node", "::1:4000", "[::1:4000", "node:port", "node:65536"] {
+            assert_eq!(host_and_port(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

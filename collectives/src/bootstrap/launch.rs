@@ -173,7 +173,7 @@ fn serve(
 ) -> Result<RendezvousServer, BootstrapError> {
     let mut last = None;
     for candidate in candidates {
-        match Rendezvous::at(*candidate, secret, ranks) {
+        match Rendezvous::open_at(*candidate, secret, ranks) {
             Ok(rendezvous) => return rendezvous.spawn(options.timeout),
             Err(e @ BootstrapError::Listen { .. }) => last = Some(e),
             Err(e) => return Err(e),

@@ -27,7 +27,7 @@ pub use error::BootstrapError;
 pub use exchange::{Exchange, ExchangeError};
 pub use id::{NotAnId, UniqueId};
 pub use launch::{Launch, Launcher, RendezvousPoint};
-pub use mesh::{ControlMesh, MAX_MESSAGE};
+pub use mesh::{ControlMesh, GroupControl, MAX_MESSAGE};
 pub use rendezvous::{Rendezvous, RendezvousServer};
 
 pub(crate) use mesh::GroupId;
@@ -200,7 +200,7 @@ impl Group {
     /// unusable.
     pub fn split(&mut self, colour: Option<u32>, key: i32) -> Result<Option<Self>, ExchangeError> {
         let part = self.control.split(colour, key)?;
-        Ok(part.map(|control| Self { control }))
+        Ok(part.map(Self::of))
     }
 
     /// A second group of the same members.
@@ -221,7 +221,11 @@ impl Group {
     /// # Errors
     /// [`ShrinkError`]: the others continue without this member, or there was no agreement in time.
     pub fn shrink(&self, timeout: Duration) -> Result<Self, ShrinkError> {
-        self.control.shrink(timeout).map(|control| Self { control })
+        self.control.shrink(&[], timeout).map(Self::of)
+    }
+
+    pub(crate) fn of(control: ControlMesh) -> Self {
+        Self { control }
     }
 
     /// The rank of this process.

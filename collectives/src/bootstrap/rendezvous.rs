@@ -38,7 +38,7 @@ impl Rendezvous {
     /// [`BootstrapError::Listen`], [`BootstrapError::Rank`] for more than 4096 ranks or none,
     /// [`BootstrapError::System`] where there are no random numbers.
     pub fn open(address: IpAddr, ranks: u32) -> Result<Self, BootstrapError> {
-        Self::at(SocketAddr::new(address, 0), random_secret()?, ranks)
+        Self::open_at(SocketAddr::new(address, 0), random_secret()?, ranks)
     }
 
     /// The same where the number of ranks is not known yet: the first rank that registers says it.
@@ -51,7 +51,10 @@ impl Rendezvous {
     }
 
     /// Listens at a known address, with a secret that the ranks have already.
-    pub(super) fn at(address: SocketAddr, secret: Secret, ranks: u32) -> Result<Self, BootstrapError> {
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_at(address: SocketAddr, secret: Secret, ranks: u32) -> Result<Self, BootstrapError> {
         if !is_valid(ranks) {
             return Err(BootstrapError::Rank { rank: Rank(0), ranks });
         }

@@ -168,6 +168,17 @@ impl Communicator {
         Ok(())
     }
 
+    /// Sends bytes to all ranks over their control connections, and returns those of each, by rank.
+    /// All ranks call it, in the same order as splits.
+    ///
+    /// # Errors
+    /// When a rank is missing, or there are more than
+    /// [`MAX_MESSAGE`](crate::bootstrap::MAX_MESSAGE) bytes.
+    #[doc(alias = "MPI_Allgather")]
+    pub fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
+        self.with_exchange(|group| group.control_mut().all_gather(bytes))
+    }
+
     /// Runs an exchange of the group within the communicator's deadline; all ranks run the same.
     pub(crate) fn with_exchange<R>(
         &self,
@@ -191,11 +202,24 @@ impl Communicator {
     /// When the others continue without this rank, or there was no agreement in time.
     #[doc(alias("ncclCommShrink", "MPIX_Comm_shrink"))]
     pub fn shrink(&self, timeout: Duration) -> Result<Self, CollectiveError> {
-        let timeout = timeout.min(FOREVER);
-        let until = Instant::now() + timeout;
         self.shared.abort_local("the communicator is being shrunk");
+        self.survivors(&[], timeout.min(FOREVER))
+    }
+
+    /// Creates a communicator of the ranks that are not in `excluded`, which all call it, within
+    /// the deadline of operations; those that fail meanwhile are excluded, too. This communicator,
+    /// unless it has failed, remains usable, but can be shrunk no more.
+    ///
+    /// # Errors
+    /// As [`shrink`](Self::shrink).
+    pub fn shrink_without(&self, excluded: &[Rank]) -> Result<Self, CollectiveError> {
+        self.survivors(excluded, self.options.deadline)
+    }
+
+    fn survivors(&self, excluded: &[Rank], timeout: Duration) -> Result<Self, CollectiveError> {
+        let until = Instant::now() + timeout;
         let tuner = self.tuner();
-        let mut group = self.shared.group().shrink(timeout)?;
+        let mut group = Group::of(self.shared.control.shrink(excluded, timeout)?);
         loop {
             let left = until.saturating_duration_since(Instant::now());
             group.control_mut().set_timeout(left.max(Duration::from_millis(1)));

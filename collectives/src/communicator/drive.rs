@@ -16,7 +16,7 @@ use super::call::{CacheKey, CallSettings, OperationSpec};
 use super::error::{CollectiveError, GroupFailed};
 use super::state::{Stall, State};
 use crate::algorithm::Algorithm;
-use crate::bootstrap::Group;
+use crate::bootstrap::{Group, GroupControl};
 use crate::executor::{Backoff, CachedProgram, Direction, EngineError, Failed, Message, Operation, Ticket};
 use crate::failure::{AGREEMENT_TIMEOUT, ProgressMonitor, Wait};
 use crate::kernel::Function;
@@ -36,8 +36,10 @@ const LOCK_YIELD: Duration = Duration::from_micros(20);
 
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// Separate from the state, so that the group can be aborted while a thread waits.
+    /// For exchanges.
     group: Mutex<Group>,
+    /// Without a lock, so that the group can be aborted while a thread waits or exchanges.
+    pub(super) control: Arc<GroupControl>,
     pub(super) monitor: Arc<ProgressMonitor>,
     rank: Rank,
     backoff: Backoff,
@@ -98,6 +100,7 @@ impl Shared {
     pub(super) fn new(state: State, group: Group, background: bool) -> Self {
         Self {
             monitor: group.control().monitor(),
+            control: group.control().shared(),
             rank: group.rank(),
             backoff: state.engine.backoff().clone(),
             state: Mutex::new(state),
@@ -443,11 +446,11 @@ impl Shared {
             _ if since < deadline / 2 => state.stall = Stall::None,
             Stall::None => {
                 state.stall = Stall::Investigated;
-                self.group().control().investigate(REPLY_TIMEOUT.min(deadline / 4));
+                self.control.investigate(REPLY_TIMEOUT.min(deadline / 4));
             }
             Stall::Investigated if since >= deadline - agreement_margin(deadline) => {
                 let reason = format!("an operation has not finished within {deadline:?}");
-                self.group().control().give_up(&reason);
+                self.control.give_up(&reason);
                 self.record_failure(state);
             }
             Stall::Investigated => {}
@@ -468,14 +471,14 @@ impl Shared {
         state.engine.abort("the group has failed");
         let until = Instant::now() + 2 * AGREEMENT_TIMEOUT;
         let failure = loop {
-            let failure = self.group().control().failure();
+            let failure = self.control.failure();
             if failure.is_some() || Instant::now() >= until {
                 break failure;
             }
             thread::sleep(POLL_INTERVAL);
         };
         state.engine.release_queue_pairs();
-        let peer = waiting.and_then(|waiting| self.group().members().get(waiting.peer.index()).cloned());
+        let peer = waiting.and_then(|waiting| self.control.members().get(waiting.peer.index()).cloned());
         let failed = Box::new(GroupFailed {
             rank: self.rank,
             failure,
@@ -494,12 +497,12 @@ impl Shared {
         let reason = own.to_string();
         if matches!(own, Failed::Length { .. } | Failed::Parts { .. }) {
             // The cause is known.
-            return self.group().control().give_up(&reason);
+            return self.control.give_up(&reason);
         }
         let broken = state.engine.report();
         let window = REPLY_TIMEOUT.min(left / 4);
         if state.stall == Stall::None {
-            self.group().control().investigate_links(window);
+            self.control.investigate_links(window);
         }
         // An unresponsive member shows only at the end of the window, and a busy machine delays it.
         let until = Instant::now() + window + left / 4;
@@ -507,12 +510,12 @@ impl Shared {
             if self.monitor.report_requested() {
                 self.report_waits(state, broken.clone());
             }
-            if self.group().control().finding().is_some() {
+            if self.control.finding().is_some() {
                 break;
             }
             thread::sleep(POLL_INTERVAL);
         }
-        self.group().control().give_up(&reason);
+        self.control.give_up(&reason);
     }
 
     pub(super) fn wake(&self) {

@@ -203,7 +203,7 @@ impl Communicator {
     /// Returns at once; may be called while another thread waits.
     #[doc(alias("ncclCommAbort", "ncclCommRevoke", "MPI_Abort"))]
     pub fn abort(&self, reason: &str) {
-        self.shared.group().control().give_up(reason);
+        self.shared.control.give_up(reason);
     }
 
     /// Breaks this rank's queue pairs to `peer` (fault injection), for tests.

@@ -31,10 +31,8 @@ pub(super) fn agree(
         (None, None) => STAGING,
     };
     let own = Offer { options, staging };
-    let exchange =
-        |bytes: &[u8]| comm.with_exchange(|group| crate::bootstrap::Exchange::all_gather(group.control_mut(), bytes));
     let own = serde_json::to_vec(&own).map_err(|_| other_release())?;
-    let all = exchange(&own)?;
+    let all = comm.exchange(&own)?;
     let all: Result<Vec<Offer>, _> = all.iter().map(|bytes| serde_json::from_slice(bytes)).collect();
     let mut all = all.map_err(|_| other_release())?.into_iter();
     let first = all.next().ok_or_else(other_release)?;

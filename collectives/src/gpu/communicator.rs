@@ -262,9 +262,20 @@ impl GpuCommunicator {
         Ok(())
     }
 
-    /// Deregisters memory. Collective: all ranks call it between the same operations. For memory
-    /// shared by IPC handle it returns once earlier operations are done and all ranks have closed
-    /// it, or the communicator has failed; graphs that use it must be dropped first.
+    /// Whether registered memory is shared by IPC handle by any rank, so that the ranks have to
+    /// deregister it together: the same on all.
+    #[must_use]
+    pub fn is_ipc_shared(&self, memory: &impl Memory) -> bool {
+        let start = memory.all().device_ptr();
+        let state = self.state();
+        let mut registered = state.registered.iter();
+        registered.any(|registered| registered.own.device_ptr() == start && registered.mapped.is_ipc_shared())
+    }
+
+    /// Deregisters memory. All ranks call it between the same operations; for memory
+    /// [shared by IPC handle](Self::is_ipc_shared) they do it together, and it returns once earlier
+    /// operations are done and all ranks have closed it, or the communicator has failed; graphs
+    /// that use it must be dropped first.
     #[doc(alias = "ncclCommDeregister")]
     pub fn deregister(&self, memory: &impl Memory) {
         let start = memory.all().device_ptr();
@@ -285,9 +296,7 @@ impl GpuCommunicator {
         }
         drop((state, mapped));
         self.context.reap();
-        let _ = self
-            .comm
-            .with_exchange(|group| crate::bootstrap::Exchange::all_gather(group.control_mut(), &[]));
+        let _ = self.comm.exchange(&[]);
         drop(own);
     }
 

@@ -152,12 +152,13 @@ fn refused(folder: &Path, why: &str) -> io::Error {
 }
 
 /// Creates the links and the sysfs files in the folder, and returns the variables that make
-/// programs use it. Existing entries stay valid while they are replaced.
+/// programs use it. Existing entries stay valid while they are replaced. With sysfs files, programs
+/// load the `preloaded` libraries and the `copies` at their start.
 pub(crate) fn fill(
     folder: &Path,
     libraries: &Path,
     files: Option<&[File]>,
-    copies: &[String],
+    (preloaded, copies): (&[&str], &[String]),
 ) -> io::Result<Vec<Variable>> {
     let _umask = Umask::set();
     let links = folder.join("lib");
@@ -175,16 +176,17 @@ pub(crate) fn fill(
     }
     let mut variables = vec![("LD_LIBRARY_PATH", before(&links, "LD_LIBRARY_PATH"))];
     if let Some(files) = files {
-        link(library::SYSFS, library::SYSFS)?;
+        preloaded.iter().try_for_each(|file| link(file, file))?;
         // An installed library outlives the temporary folder, but LD_PRELOAD is split at spaces and
         // colons.
-        let itself = libraries.join(library::SYSFS);
-        let splits = itself.as_os_str().as_bytes().iter().any(|byte| b" :".contains(byte));
-        let preload = if splits { links.join(library::SYSFS) } else { itself };
+        let splits = libraries.as_os_str().as_bytes().iter().any(|byte| b" :".contains(byte));
+        let place = if splits { &links } else { libraries };
+        let preloaded: Vec<PathBuf> = preloaded.iter().map(|file| place.join(file)).collect();
         // A library with an RPATH finds its copy before this folder. Loaded at the start, by its
         // bare name, the drop-in has that name already: then the loader does not search.
-        let preloads: Vec<&OsStr> = [preload.as_os_str()]
-            .into_iter()
+        let preloads: Vec<&OsStr> = preloaded
+            .iter()
+            .map(|file| file.as_os_str())
             .chain(copies.iter().map(OsStr::new))
             .collect();
         variables.push(("LD_PRELOAD", after("LD_PRELOAD", &preloads)));
@@ -238,7 +240,8 @@ mod tests {
             ("dev/infiniband/uverbs0".to_owned(), Content::Link("/dev/null".into())),
         ];
         for libraries in ["/first", "/second one"] {
-            let variables = fill(path, Path::new(libraries), Some(&files), &[]).unwrap();
+            let preloaded = (&[library::SYSFS, library::NCCL][..], &[][..]);
+            let variables = fill(path, Path::new(libraries), Some(&files), preloaded).unwrap();
             let value = |name| &variables.iter().find(|(is, _)| *is == name).unwrap().1;
             assert!(
                 value("LD_LIBRARY_PATH")
@@ -246,7 +249,11 @@ mod tests {
                     .unwrap()
                     .starts_with(path.join("lib").to_str().unwrap())
             );
-            assert!(!value("LD_PRELOAD").to_str().unwrap().contains(' '));
+            let preload = value("LD_PRELOAD").to_str().unwrap();
+            assert!(
+                !preload.contains(' ') && preload.contains("/libdoorbell_nccl.so"),
+                "{preload}"
+            );
             let file = Path::new(value("DOORBELL_VIEW")).join(&files[0].0);
             assert_eq!(fs::read_to_string(file).unwrap(), line);
             let link = fs::read_link(path.join("lib/libibverbs.so.1")).unwrap();
@@ -254,7 +261,7 @@ mod tests {
         }
         assert_eq!(
             fs::read_dir(path.join("lib")).unwrap().count(),
-            library::NAMES.len() + 1
+            library::NAMES.len() + 2
         );
         // The links, the files, and the owners.
         assert_eq!(fs::read_dir(path).unwrap().count(), 3);

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::{env, io};
 
+use crate::cli::DropinArgs;
 use crate::dropin::embedded::{self, EmbeddedLibrary};
 use crate::dropin::own;
 use crate::failure::Failure;
@@ -11,6 +12,9 @@ use crate::failure::Failure;
 pub(crate) const FILE: &str = "libdoorbell_dropin.so";
 /// The library that presents the devices in sysfs.
 pub(crate) const SYSFS: &str = "libdoorbell_sysfs.so";
+/// NCCL's C API. Its DT_SONAME is `libnccl.so.2`, so that once it is loaded no program loads
+/// another.
+pub(crate) const NCCL: &str = "libdoorbell_nccl.so";
 /// The names under which programs load it.
 pub(crate) const NAMES: [&str; 6] = [
     "libibverbs.so.1",
@@ -37,11 +41,23 @@ impl Libraries {
     }
 }
 
+/// The libraries that every process loads at its start.
+pub(super) fn preloaded(args: &DropinArgs) -> Vec<&'static str> {
+    let all = [(SYSFS, !args.no_sysfs), (NCCL, args.nccl)];
+    all.into_iter()
+        .filter(|(_, is_used)| *is_used)
+        .map(|(file, _)| file)
+        .collect()
+}
+
 /// # Errors
 /// [`Failure::NotRun`] when there is none.
-pub(crate) fn find(with_sysfs: bool) -> Result<Libraries, Failure> {
-    let wanted: &[&str] = if with_sysfs { &[FILE, SYSFS] } else { &[FILE] };
-    let missing = |folder: &Path| wanted.iter().find(|file| !folder.join(file).is_file());
+pub(crate) fn find(preloaded: &[&'static str]) -> Result<Libraries, Failure> {
+    let wanted = [&[FILE][..], preloaded].concat();
+    let missing = |folder: &PathBuf| {
+        let files = wanted.iter().filter(|file| !folder.join(file).is_file());
+        files.copied().collect::<Vec<_>>()
+    };
     let chosen = doorbell_trust::variable("DOORBELL_LIBRARY_DIR").filter(|folder| !folder.is_empty());
     let is_chosen = chosen.is_some();
     let folders = match chosen {
@@ -54,17 +70,22 @@ pub(crate) fn find(with_sysfs: bool) -> Result<Libraries, Failure> {
             vec![beside, installed]
         }
     };
-    let found = folders.iter().find(|folder| missing(folder).is_none());
+    let found = folders.iter().find(|folder| missing(folder).is_empty());
     if let Some(folder) = found.and_then(|folder| folder.canonicalize().ok()) {
         return Ok(Libraries::Installed(folder));
     }
-    if !is_chosen && let Some(libraries) = embedded::get() {
+    let has_all = |libraries: &&[EmbeddedLibrary]| {
+        let has = |file: &&str| libraries.iter().any(|library| library.name == *file);
+        wanted.iter().all(has)
+    };
+    if !is_chosen && let Some(libraries) = embedded::get().filter(has_all) {
         return Ok(Libraries::Embedded(libraries));
     }
+    let missing = folders.iter().map(missing).min_by_key(Vec::len).unwrap_or_default();
     let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
     Err(own(format!(
         "no {} in {}: build the libraries with cargo build --release, or set DOORBELL_LIBRARY_DIR to where they are",
-        wanted.join(" and "),
+        missing.join(" and "),
         folders.join(" or ")
     )))
 }

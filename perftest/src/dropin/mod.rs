@@ -58,11 +58,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     if let Some(warning) = program::find(name).and_then(|path| program::why_not_usable(&path)) {
         eprintln!("doorbell: warning: {}: {warning}", one_line(&name.to_string_lossy()));
     }
-    let libraries = library::find(!args.device.no_sysfs)?;
+    let libraries = library::find(&library::preloaded(&args.device))?;
     let (folder, libraries) = folder::temporary(&libraries).map_err(own)?;
     let brought = brought::by(name, arguments);
     let mut variables = environment(folder.path(), &libraries, &args.device, &configs, &brought.copies)?;
-    variables.extend(brought.variables());
+    if !args.device.nccl {
+        variables.extend(brought.variables());
+    }
     // Outages begin in all of its processes at once.
     let start = ("DOORBELL_START", ticks().to_string().into());
     let ended = child::run(
@@ -85,7 +87,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
 /// [`Failure::Test`] when stdout cannot be written.
 pub(crate) fn env(args: &EnvArgs) -> Result<(), Failure> {
     let (device, configs) = options::devices(&args.device)?;
-    let libraries = library::find(!args.device.no_sysfs)?;
+    let libraries = library::find(&library::preloaded(&args.device))?;
     let (folder, libraries) = folder::permanent(&libraries).map_err(own)?;
     let variables = environment(&folder, &libraries, &args.device, &configs, &[])?;
     let lines: Result<Vec<String>, Failure> = variables
@@ -109,7 +111,7 @@ fn environment(
     copies: &[String],
 ) -> Result<Vec<Variable>, Failure> {
     let fill = |files: Option<&[sysfs::File]>| {
-        let mut variables = folder::fill(folder, libraries, files, copies)
+        let mut variables = folder::fill(folder, libraries, files, (&library::preloaded(args), copies))
             .map_err(|e| own(format!("cannot set up {}: {e}", folder.display())))?;
         // The program's kernels may wait for messages while its launches wait for the kernels.
         const CONTEXT: &str = "DOORBELL_GPU_CONTEXT";

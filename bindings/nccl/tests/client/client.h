@@ -39,6 +39,10 @@ void gpu_synchronize(cudaStream_t stream);
 ncclComm_t join(void);
 /* The state of a communicator that is in progress at first. */
 ncclResult_t state_at_last(ncclComm_t comm);
+/* Gives the first rank's id to all others. */
+void share_id(ncclComm_t comm, ncclUniqueId *other, cudaStream_t stream);
+/* Whether the last error of the communicator, or of any, names this rank. */
+int names_rank(ncclComm_t comm, int other);
 
 void collectives(void);
 void messages(void);
@@ -47,3 +51,10 @@ void killed(void);
 void abort_operation(void);
 void abort_initialisation(void);
 void arguments(void);
+void split(void);
+void killed_in_split(void);
+void abort_split(void);
+void shrink(void);
+void grow(void);
+void windows(void);
+void named(void);

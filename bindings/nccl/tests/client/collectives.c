@@ -140,7 +140,7 @@ static void movements(char *input, char *output, int type, int in_place) {
 
 void collectives(void) {
     size_t bytes = (size_t)ranks * COUNT * 8;
-    void *allocated, *handle;
+    void *allocated, *handle, *scalar = gpu_memory(8);
     int value;
     given = malloc(bytes);
     got = malloc(bytes);
@@ -158,16 +158,20 @@ void collectives(void) {
     OK(ncclCommRegister(comm, output, bytes, &handle));
     for (int type = 0; type < ncclNumTypes; type++) {
         char two[8];
-        int scaled;
+        int scaled, by_device;
         put(two, 0, type, 2);
         OK(ncclRedOpCreatePreMulSum(&scaled, two, type, ncclScalarHostImmediate, comm));
-        CHECK(scaled >= ncclNumOps);
+        OK(ncclRedOpCreatePreMulSum(&by_device, scalar, type, ncclScalarDevice, comm));
+        CHECK(scaled >= ncclNumOps && by_device > scaled);
+        gpu_write(scalar, two, SIZES[type], stream);
+        reductions(input, output, type, by_device, 0);
         for (int in_place = 0; in_place < 2; in_place++) {
             for (int op = 0; op < ncclNumOps; op++) reductions(input, output, type, op, in_place);
             reductions(input, output, type, scaled, in_place);
             movements(input, output, type, in_place);
         }
         OK(ncclRedOpDestroy(scaled, comm));
+        OK(ncclRedOpDestroy(by_device, comm));
     }
     /* Streams that go with work in them: what it uses is kept. */
     for (int turn = 0; turn < 20; turn++) {

@@ -56,23 +56,14 @@ void messages(void) {
     OK(ncclCommDestroy(comm));
 }
 
-static void exchange_id(ncclComm_t comm, ncclUniqueId *other, cudaStream_t stream) {
-    char *memory = gpu_memory(sizeof *other);
-    if (!rank) {
-        OK(ncclGetUniqueId(other));
-        gpu_write(memory, other, sizeof *other, stream);
-    }
-    OK(ncclBcast(memory, sizeof *other, ncclInt8, 0, comm, stream));
-    gpu_read(other, memory, sizeof *other, stream);
-}
-
 /* Two communicators, in which the ranks are in opposite orders, in one group. */
 void groups(void) {
     cudaStream_t streams[2] = { gpu_stream(), gpu_stream() };
     int *input = gpu_memory(4 * COUNT), *output = gpu_memory(4 * COUNT), *gathered = gpu_memory(4 * COUNT);
     ncclUniqueId second;
     ncclComm_t comms[2] = { join() };
-    exchange_id(comms[0], &second, streams[0]);
+    if (!rank) OK(ncclGetUniqueId(&second));
+    share_id(comms[0], &second, streams[0]);
     /* The initialisation is over at the outermost end. */
     OK(ncclGroupStart());
     OK(ncclGroupStart());

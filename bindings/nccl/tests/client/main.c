@@ -8,6 +8,8 @@ ncclUniqueId id;
 static const struct { const char *name; void (*run)(void); } TESTS[] = {
     { "collectives", collectives }, { "messages", messages }, { "groups", groups }, { "killed", killed },
     { "abort-operation", abort_operation }, { "abort-initialisation", abort_initialisation }, { "arguments", arguments },
+    { "split", split }, { "killed-in-split", killed_in_split }, { "abort-split", abort_split }, { "shrink", shrink }, { "grow", grow },
+    { "windows", windows }, { "named", named },
 };
 
 ncclComm_t join(void) {
@@ -23,6 +25,19 @@ ncclResult_t state_at_last(ncclComm_t comm) {
         OK(ncclCommGetAsyncError(comm, &state));
     } while (state == ncclInProgress);
     return state;
+}
+
+void share_id(ncclComm_t comm, ncclUniqueId *other, cudaStream_t stream) {
+    char *memory = gpu_memory(sizeof *other);
+    if (!rank) gpu_write(memory, other, sizeof *other, stream);
+    OK(ncclBcast(memory, sizeof *other, ncclInt8, 0, comm, stream));
+    gpu_read(other, memory, sizeof *other, stream);
+}
+
+int names_rank(ncclComm_t comm, int other) {
+    char name[32];
+    snprintf(name, sizeof name, "rank %d", other);
+    return strstr(ncclGetLastError(comm), name) != NULL;
 }
 
 static void wait_for_end(void) {

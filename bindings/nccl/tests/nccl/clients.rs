@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,15 @@ use tempfile::TempDir;
 
 use crate::library;
 
-const SOURCES: [&str; 5] = ["main.c", "gpu.c", "collectives.c", "groups.c", "failures.c"];
+const SOURCES: [&str; 7] = [
+    "main.c",
+    "gpu.c",
+    "collectives.c",
+    "groups.c",
+    "failures.c",
+    "derived.c",
+    "windows.c",
+];
 const LIMIT: Duration = Duration::from_secs(240);
 
 /// The client, in a folder with the library by its name.
@@ -143,14 +152,49 @@ fn one_rank_is_a_communicator_too() {
     pass("messages", 1, 1, &[]);
 }
 
-#[test]
-fn a_killed_rank_is_named_to_the_others() {
-    let mut ends = run("killed", 3, 3, &[]);
-    let (_, killed) = ends.pop().expect("three ranks");
+/// The last rank is killed.
+fn pass_without_last(test: &str, ranks: u32) {
+    let mut ends = run(test, ranks, ranks, &[]);
+    let (_, killed) = ends.pop().expect("ranks");
     assert_eq!(killed.signal(), Some(9));
     for (said, status) in ends {
         assert!(status.success() && said.trim() == "PASS", "{status}: {said}");
     }
+}
+
+#[test]
+fn a_killed_rank_is_named_to_the_others() {
+    pass_without_last("killed", 3);
+}
+
+#[test]
+fn a_communicator_is_split_by_colour_and_key() {
+    pass("split", 4, 4, &[]);
+}
+
+#[test]
+fn a_communicator_whose_data_the_host_moves_is_split() {
+    pass("split", 4, 4, &[("DOORBELL_GPU", "executor=staged")]);
+}
+
+#[test]
+fn a_rank_that_is_killed_in_a_split_is_named_to_the_others() {
+    pass_without_last("killed-in-split", 3);
+}
+
+#[test]
+fn another_thread_aborts_the_parent_during_a_split() {
+    pass("abort-split", 2, 2, &[]);
+}
+
+#[test]
+fn a_communicator_shrinks_with_and_without_an_abort() {
+    pass_without_last("shrink", 4);
+}
+
+#[test]
+fn a_rank_joins_a_communicator_that_grows() {
+    pass("grow", 3, 3, &[]);
 }
 
 #[test]
@@ -166,4 +210,26 @@ fn an_initialisation_without_the_other_rank_blocks_no_caller_and_is_aborted() {
 #[test]
 fn wrong_arguments_are_refused_with_a_sentence() {
     pass("arguments", 1, 1, &[]);
+}
+
+#[test]
+fn windows_are_registered_by_all_ranks_and_ended_by_each() {
+    pass("windows", 3, 3, &[]);
+}
+
+#[test]
+fn windows_of_communicators_whose_data_the_host_moves() {
+    pass("windows", 2, 2, &[("DOORBELL_GPU", "executor=staged")]);
+}
+
+/// Each rank makes the id, of the port that the environment has.
+#[test]
+fn ranks_meet_where_the_environment_says() {
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let address = port.expect("a free port").to_string();
+    let environment = [
+        ("NCCL_COMM_ID", address.as_str()),
+        ("DOORBELL_SECRET", "sixteen characters or more"),
+    ];
+    pass("named", 3, 3, &environment);
 }

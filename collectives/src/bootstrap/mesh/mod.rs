@@ -8,6 +8,7 @@ mod frame;
 mod io_thread;
 mod state;
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -49,6 +50,14 @@ impl Drop for Mesh {
 /// The control connections of a group's members, beside their queue pairs.
 #[derive(Debug)]
 pub struct ControlMesh {
+    control: Arc<GroupControl>,
+    number: u64,
+    timeout: Duration,
+}
+
+/// The part of a control mesh that no exchange occupies: failure detection, abort and shrink.
+#[derive(Debug)]
+pub struct GroupControl {
     mesh: Arc<Mesh>,
     id: GroupId,
     rank: Rank,
@@ -56,8 +65,14 @@ pub struct ControlMesh {
     /// The members' ranks in the mesh, by rank.
     mesh_ranks: Arc<[u32]>,
     monitor: Arc<ProgressMonitor>,
-    number: u64,
-    timeout: Duration,
+}
+
+impl Deref for ControlMesh {
+    type Target = GroupControl;
+
+    fn deref(&self) -> &GroupControl {
+        &self.control
+    }
 }
 
 impl ControlMesh {
@@ -94,26 +109,69 @@ impl ControlMesh {
             .lock()
             .detector(id)
             .map(|detector| Arc::clone(detector.monitor()));
-        Self {
+        let control = GroupControl {
             mesh,
             id,
             rank,
             members,
             mesh_ranks,
             monitor: monitor.unwrap_or_default(),
+        };
+        Self {
+            control: Arc::new(control),
             number: 0,
             timeout: DEFAULT_TIMEOUT,
         }
     }
 
+    /// What threads use while another one exchanges.
+    pub(crate) fn shared(&self) -> Arc<GroupControl> {
+        Arc::clone(&self.control)
+    }
+
+    /// Sets the timeout of later exchanges.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
+    /// Splits the group: members of one `colour` form a group, ordered by `key` and then by rank. A
+    /// member without a colour is in none.
+    ///
+    /// # Errors
+    /// An [`ExchangeError`], on all members or on some; a new group that some members lack is
+    /// unusable.
+    pub fn split(&mut self, colour: Option<u32>, key: i32) -> Result<Option<Self>, ExchangeError> {
+        let id = self.mesh.shared.lock().number();
+        let choice = Choice { colour, key, id };
+        let replies = self.all_gather(&choice.encode())?;
+        let chosen: Option<Vec<_>> = replies.iter().map(|bytes| Choice::decode(bytes)).collect();
+        let chosen = chosen.ok_or_else(|| ExchangeError::Misuse {
+            rank: self.rank,
+            reason: "another rank is in another exchange than split: all must make the same calls in the same order"
+                .to_owned(),
+        })?;
+        let part = divide(&chosen, self.rank).and_then(|(id, ranks)| {
+            let rank = ranks.iter().position(|rank| *rank == self.rank)?;
+            let mesh_ranks = ranks.iter().map(|rank| self.mesh_ranks[rank.index()]).collect();
+            self.act(|state| state.open(id, Rank(rank as u32), mesh_ranks));
+            let mut part = self.part(id, &ranks)?;
+            part.timeout = self.timeout;
+            Some(part)
+        });
+        // No member writes to a new group before all have opened it.
+        self.barrier()?;
+        Ok(part)
+    }
+}
+
+impl GroupControl {
     /// A subset of the members as a group: the ranks are those of this group.
-    fn part(&self, id: GroupId, ranks: &[Rank]) -> Option<Self> {
+    fn part(&self, id: GroupId, ranks: &[Rank]) -> Option<ControlMesh> {
         let rank = ranks.iter().position(|rank| *rank == self.rank)?;
         let members = ranks.iter().map(|rank| self.members[rank.index()].clone()).collect();
         let mesh_ranks = ranks.iter().map(|rank| self.mesh_ranks[rank.index()]).collect();
-        let mut part = Self::of(Arc::clone(&self.mesh), id, Rank(rank as u32), members, mesh_ranks);
-        part.timeout = self.timeout;
-        Some(part)
+        let mesh = Arc::clone(&self.mesh);
+        Some(ControlMesh::of(mesh, id, Rank(rank as u32), members, mesh_ranks))
     }
 
     /// This process' rank.
@@ -126,11 +184,6 @@ impl ControlMesh {
     #[must_use]
     pub fn members(&self) -> &[Member] {
         &self.members
-    }
-
-    /// Sets the timeout of later exchanges.
-    pub fn set_timeout(&mut self, timeout: Duration) {
-        self.timeout = timeout;
     }
 
     /// This rank's published status, and the flag raised for failures and report requests.
@@ -210,17 +263,16 @@ impl ControlMesh {
         Some(self.failure_of(verdict))
     }
 
-    /// Forms a group of the survivors; a member that does not call it within `timeout` is excluded.
-    /// The old group can only be dropped.
+    /// Forms a group without those of `excluded` and those that have failed; a member that does not
+    /// call it within `timeout` is excluded. A group is shrunk once; one that has not failed goes
+    /// on.
     ///
     /// # Errors
     /// [`ShrinkError`]: the others continue without this member, or there was no agreement in time.
-    pub fn shrink(&self, timeout: Duration) -> Result<Self, ShrinkError> {
+    pub fn shrink(&self, excluded: &[Rank], timeout: Duration) -> Result<ControlMesh, ShrinkError> {
         self.act(|state| {
-            let excluded = state
-                .detector(self.id)
-                .map(FailureDetector::excluded)
-                .unwrap_or_default();
+            let failed = state.detector(self.id).map(FailureDetector::excluded);
+            let excluded = excluded.iter().copied().chain(failed.unwrap_or_default());
             state.with_agreement(self.id, |agreement, now, next, out| {
                 agreement.join(excluded, timeout, now, next, out)
             });
@@ -245,33 +297,6 @@ impl ControlMesh {
             .ok_or(ShrinkError::Excluded { rank: self.rank })
     }
 
-    /// Splits the group: members of one `colour` form a group, ordered by `key` and then by rank. A
-    /// member without a colour is in none.
-    ///
-    /// # Errors
-    /// An [`ExchangeError`], on all members or on some; a new group that some members lack is
-    /// unusable.
-    pub fn split(&mut self, colour: Option<u32>, key: i32) -> Result<Option<Self>, ExchangeError> {
-        let id = self.mesh.shared.lock().number();
-        let choice = Choice { colour, key, id };
-        let replies = self.all_gather(&choice.encode())?;
-        let chosen: Option<Vec<_>> = replies.iter().map(|bytes| Choice::decode(bytes)).collect();
-        let chosen = chosen.ok_or_else(|| ExchangeError::Misuse {
-            rank: self.rank,
-            reason: "another rank is in another exchange than split: all must make the same calls in the same order"
-                .to_owned(),
-        })?;
-        let part = divide(&chosen, self.rank).and_then(|(id, ranks)| {
-            let rank = ranks.iter().position(|rank| *rank == self.rank)?;
-            let mesh_ranks = ranks.iter().map(|rank| self.mesh_ranks[rank.index()]).collect();
-            self.act(|state| state.open(id, Rank(rank as u32), mesh_ranks));
-            self.part(id, &ranks)
-        });
-        // No member writes to a new group before all have opened it.
-        self.barrier()?;
-        Ok(part)
-    }
-
     fn failure_of(&self, verdict: Verdict) -> Failure {
         Failure {
             verdict,
@@ -286,7 +311,7 @@ impl ControlMesh {
     }
 }
 
-impl Drop for ControlMesh {
+impl Drop for GroupControl {
     fn drop(&mut self) {
         self.act(|state| state.close(self.id));
     }
