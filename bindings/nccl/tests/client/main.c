@@ -6,7 +6,7 @@ int rank, ranks;
 ncclUniqueId id;
 
 static const struct { const char *name; void (*run)(void); } TESTS[] = {
-    { "collectives", collectives }, { "messages", messages }, { "groups", groups }, { "killed", killed },
+    { "collectives", collectives }, { "messages", messages }, { "groups", groups }, { "overlaps", overlaps }, { "graphs", graphs }, { "killed", killed },
     { "abort-operation", abort_operation }, { "abort-initialisation", abort_initialisation }, { "arguments", arguments },
 };
 

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::library;
 
-const SOURCES: [&str; 5] = ["main.c", "gpu.c", "collectives.c", "groups.c", "failures.c"];
+const SOURCES: [&str; 6] = ["main.c", "gpu.c", "collectives.c", "groups.c", "graphs.c", "failures.c"];
 const LIMIT: Duration = Duration::from_secs(240);
 
 /// The client, in a folder with the library by its name.
@@ -136,6 +136,16 @@ fn sends_and_receives_of_a_group_progress_together() {
 #[test]
 fn groups_nest_and_span_communicators() {
     pass("groups", 3, 3, &[]);
+}
+
+#[test]
+fn received_memory_may_overlap_sent_memory() {
+    pass("overlaps", 3, 3, &[]);
+}
+
+#[test]
+fn graphs_of_the_program_mix_with_direct_operations_and_outlive_the_communicator() {
+    pass("graphs", 3, 3, &[]);
 }
 
 #[test]
