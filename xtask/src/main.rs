@@ -18,7 +18,7 @@ mod soak;
 mod tidy;
 mod vm;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use std::{
     env,
     path::{self, Path, PathBuf},
@@ -89,6 +89,13 @@ fn workspace() -> PathBuf {
     let package =
         env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     package.parent().map_or_else(|| PathBuf::from("."), Path::to_owned)
+}
+
+/// Where cargo keeps what it downloads.
+fn cargo_home() -> Result<PathBuf> {
+    let chosen = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cargo"));
+    chosen.or_else(home).context("neither CARGO_HOME nor HOME is set")
 }
 
 /// Where cargo builds; an absolute path.

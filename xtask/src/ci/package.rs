@@ -1,13 +1,13 @@
 //! The step `package`: the crates as they would be published.
 
 use super::{Scope, Verdict, command, stdout, steps::CLI, succeed};
-use crate::{target_folder, workspace};
+use crate::{cargo_home, target_folder, workspace};
 use anyhow::{Context, Result, bail, ensure};
 use flate2::read::GzDecoder;
 use serde_json::Value;
 use std::{
     collections::BTreeSet,
-    fs::File,
+    fs::{self, File},
     path::Path,
     process::{Command, Stdio},
 };
@@ -28,6 +28,7 @@ const FILES: [&str; 4] = ["Cargo.lock", "LICENSE-APACHE", "LICENSE-MIT", "README
 /// Packs them; with `--full` also builds them from what was packed, and installs the command.
 pub(super) fn check(scope: Scope) -> Result<Verdict> {
     let published = published("Cargo.toml")?;
+    forget_unpacked(&published)?;
     let mut cargo = command(&["package", "--locked", "--allow-dirty"]);
     for package in &published {
         cargo.args(["--package", package.name()]);
@@ -48,6 +49,26 @@ pub(super) fn check(scope: Scope) -> Result<Verdict> {
         install(&crates)?;
     }
     Ok(Verdict::Passed)
+}
+
+/// Removes what cargo has unpacked of them before: it builds a crate with the earlier one of another
+/// of the same version.
+fn forget_unpacked(published: &[Package]) -> Result<()> {
+    let unpacked = cargo_home()?.join("registry/src");
+    for registry in fs::read_dir(&unpacked).into_iter().flatten() {
+        let registry = registry?;
+        // The registry of crates that were packed here has no host in its name.
+        if !registry.file_name().as_encoded_bytes().starts_with(b"-") {
+            continue;
+        }
+        for package in published {
+            let folder = registry.path().join(package.full_name());
+            if folder.exists() {
+                fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn install(crates: &Path) -> Result<Verdict> {
@@ -80,6 +101,12 @@ impl Package {
         self.0["name"].as_str().unwrap_or_default()
     }
 
+    /// As cargo names its file and folder.
+    fn full_name(&self) -> String {
+        let version = self.0["version"].as_str().unwrap_or_default();
+        format!("{}-{version}", self.name())
+    }
+
     fn complete(&self) -> Result<()> {
         let is_missing = |field: &&str| match &self.0[*field] {
             Value::Null => true,
@@ -93,8 +120,7 @@ impl Package {
 
     /// Whether what was packed is complete, too.
     fn packed(&self, crates: &Path) -> Result<()> {
-        let version = self.0["version"].as_str().unwrap_or_default();
-        let name = format!("{}-{version}", self.name());
+        let name = self.full_name();
         let path = crates.join(format!("{name}.crate"));
         let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
         let mut files = BTreeSet::new();

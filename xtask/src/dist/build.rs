@@ -5,7 +5,7 @@
 //! PyPI, as does cargo's wrapper for it.
 
 use super::symbols;
-use crate::{ci, pip, sanitize, target_folder, workspace};
+use crate::{cargo_home, ci, pip, sanitize, target_folder, workspace};
 use anyhow::{Context, Result, ensure};
 use std::{
     env, fs,
@@ -99,12 +99,6 @@ fn flags() -> Result<String> {
 
 fn rust() -> Result<PathBuf> {
     sanitize::rustc("--print=sysroot").map(PathBuf::from)
-}
-
-fn cargo_home() -> Result<PathBuf> {
-    let chosen = env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cargo"));
-    chosen.or_else(home).context("neither CARGO_HOME nor HOME is set")
 }
 
 fn no_path_of_this_machine(file: &Path) -> Result<()> {

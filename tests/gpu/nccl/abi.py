@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Programs that use NCCL, on Doorbell's libnccl.so.2 and beside it on NCCL's, a rank on each GPU.
+
+Checks that both give the same results, that a survivor gets an error when a rank is killed, and
+prints times of a step. NVLink's multicast is off for NCCL.
+
+A library of NCCL's name is preloaded: what PyTorch, CuPy and JAX load is then Doorbell's.
+
+Usage: abi.py LIBRARY [PROGRAM]...
+Exit status: 0, or 1 when a check failed.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+LIMIT = 120
+ALL = [
+    *("DDP", "FSDP1", "FSDP2", "tensor parallel", "pipeline", "CUDA graph", "two communicators"),
+    *("mixed operations", "communicators", "CuPy", "JAX", "killed"),
+]
+# NCCL hangs where ranks feed two communicators in opposite orders, and counts are ours alone.
+ALONE = {"two communicators", "communicators"}
+ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "MASTER_ADDR": "127.0.0.1", "PYTHONUNBUFFERED": "1", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+
+
+def start(program, ranks, library):
+    port = str(20000 + int(time.time() * 1000) % 20000)
+    started = []
+    for rank in range(ranks):
+        own = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_PORT": port}
+        environment = {**os.environ, **ENVIRONMENT, **own, **({"LD_PRELOAD": library} if library else {})}
+        output = tempfile.TemporaryFile("w+")
+        command = [sys.executable, os.path.join(HERE, "programs.py"), program]
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        started.append((process, output))
+    return started
+
+
+def end(started, limit):
+    """Each rank's status, `None` where it had to be killed, and its output."""
+    until, ends = time.time() + limit, []
+    for process, output in started:
+        try:
+            status = process.wait(max(until - time.time(), 0.1))
+        except subprocess.TimeoutExpired:
+            status = None
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        ends.append((status, output.read()))
+    return ends
+
+
+def run(program, ranks, library):
+    """The digest and the time of a step, or nothing; what it says of a failure."""
+    ends = end(start(program, ranks, library), LIMIT)
+    if any(status != 0 for status, _ in ends):
+        for rank, (status, text) in enumerate(ends):
+            print(f"    rank {rank}: {status}: {text[-1200:]}")
+        return None
+    lines = [line.split() for _, text in ends for line in text.splitlines()]
+    for line in lines:
+        if line[:1] == ["left:"]:
+            print("   ", *line)
+    return next((tuple(line[1:]) for line in lines if line[:1] == ["result"]), None)
+
+
+def survivor(ranks, library):
+    """Whether rank 0 gets an error, and when, after the last rank was killed."""
+    started = start("killed", ranks, library)
+    time.sleep(20)
+    os.killpg(started[-1][0].pid, signal.SIGKILL)
+    since = time.time()
+    try:
+        status = started[0][0].wait(60)
+    except subprocess.TimeoutExpired:
+        status = None
+    took = time.time() - since
+    text = end(started, 0.2)[0][1]
+    error = next((line.strip() for line in text.splitlines() if "rror" in line), "no error")
+    print(f"  killed: rank 0 ended with {status} after {took:.1f} s: {error[:300]}")
+    return status not in (None, 0)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("library")
+    parser.add_argument("programs", nargs="*", default=ALL)
+    parser.add_argument("--ranks", type=int, default=2)
+    args = parser.parse_args()
+    failed = []
+    with tempfile.TemporaryDirectory() as folder:
+        # The loader goes by the name.
+        library = os.path.join(folder, "libnccl.so.2")
+        os.symlink(os.path.abspath(args.library), library)
+        for program in args.programs:
+            if program == "killed":
+                passed = survivor(args.ranks, library)
+            else:
+                ours = run(program, args.ranks, library)
+                theirs = ours if program in ALONE else run(program, args.ranks, None)
+                passed = ours is not None and theirs is not None and ours[0] == theirs[0]
+                times = " and ".join(f"{each[1]} ms ({each[0]})" if each else "failed" for each in (ours, theirs))
+                print(f"  {program}: {'ok' if passed else 'FAILED'}: Doorbell and NCCL {times}", flush=True)
+            if not passed:
+                failed.append(program)
+    print(f"failed: {', '.join(failed)}" if failed else "no check failed")
+    sys.exit(bool(failed))
+
+
+main()
