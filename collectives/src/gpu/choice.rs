@@ -29,8 +29,8 @@ pub(super) enum Choice {
 }
 
 impl Choice {
-    /// For elements of a type, so many, and whether the output is registered. Without streams beside
-    /// the caller's, kernels alone.
+    /// For elements of a type, so many, and whether the output is registered. Without streams
+    /// beside the caller's, kernels alone.
     pub(super) fn new(
         options: &GpuOptions,
         ranks: u32,

@@ -20,8 +20,8 @@ use crate::sys::{RawGraph, RawNode, RawStream, Status};
 #[derive(Debug)]
 pub struct StreamOrder {
     context: Context,
-    /// The last operation that was enqueued directly: its stream, unless it was borrowed, as another
-    /// stream may have the address then, and its end.
+    /// The last operation that was enqueued directly: its stream, unless that was borrowed, as
+    /// another stream may have the address then, and its end.
     last: Option<(Option<Stream>, Event)>,
     shared: Option<Event>,
 }
