@@ -59,6 +59,7 @@ void groups(void);
 void overlaps(void);
 void killed(void);
 void abort_operation(void);
+void abort_graph(void);
 void graphs(void);
 void abort_initialisation(void);
 void arguments(void);

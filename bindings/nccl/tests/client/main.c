@@ -7,7 +7,7 @@ ncclUniqueId id;
 
 static const struct { const char *name; void (*run)(void); } TESTS[] = {
     { "collectives", collectives }, { "messages", messages }, { "groups", groups }, { "overlaps", overlaps }, { "graphs", graphs }, { "killed", killed },
-    { "abort-operation", abort_operation }, { "abort-initialisation", abort_initialisation }, { "arguments", arguments },
+    { "abort-operation", abort_operation }, { "abort-graph", abort_graph }, { "abort-initialisation", abort_initialisation }, { "arguments", arguments },
 };
 
 ncclComm_t join(void) {

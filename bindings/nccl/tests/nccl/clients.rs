@@ -169,6 +169,11 @@ fn another_thread_aborts_an_operation() {
 }
 
 #[test]
+fn an_abort_ends_the_launch_of_a_graph() {
+    pass("abort-graph", 2, 2, &[]);
+}
+
+#[test]
 fn an_initialisation_without_the_other_rank_blocks_no_caller_and_is_aborted() {
     pass("abort-initialisation", 1, 2, &[]);
 }
