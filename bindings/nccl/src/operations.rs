@@ -166,8 +166,8 @@ pub(crate) fn enqueue<'a>(
 impl Ready {
     /// A stream of the program, for this call.
     fn stream(&self, raw: Opaque) -> Result<Stream, Failure> {
-        // SAFETY: the program keeps its stream during the call, and begins and ends no capture of it;
-        // the communicator makes the follower wait for what it enqueues.
+        // SAFETY: during the call the program keeps its stream, and begins and ends no capture of
+        // it; the communicator makes the follower wait for what it enqueues.
         Ok(unsafe { Stream::borrow_raw(raw, &self.follower)? })
     }
 

@@ -128,8 +128,7 @@ impl Stream {
     }
 
     /// The stream that waits for its work, if it is [borrowed](Self::borrow_raw).
-    #[must_use]
-    pub fn follower(&self) -> Option<&Self> {
+    pub(crate) fn follower(&self) -> Option<&Self> {
         match &self.0.origin {
             Origin::Borrowed { follower } => Some(follower),
             Origin::Own | Origin::Kept { .. } => None,

@@ -103,7 +103,7 @@ Status failing(const char *call);
     standin::Held held(standin::lock); \
     if (standin::Status failing_ = standin::failing(__func__)) return failing_
 
-// Of a call that is potentially unsafe during a capture: whether one forbids it, and is invalid now.
+// Of a call that is potentially unsafe in a capture: whether one forbids it, and is invalid now.
 Status forbidding();
 
 #define ENTER_UNSAFE \

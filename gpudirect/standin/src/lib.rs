@@ -144,8 +144,8 @@ impl Standin {
     }
 
     /// The number of live objects of a kind: "allocation", "mapping", "reservation", "host",
-    /// "registered", "stream", "event", "module", "graph", "exec", "object" (of users), "context"; and
-    /// "work", operations in progress.
+    /// "registered", "stream", "event", "module", "graph", "exec", "object" (of users), "context";
+    /// and "work", operations in progress.
     ///
     /// # Panics
     /// For any other name.
@@ -265,7 +265,8 @@ impl Standin {
         unsafe { self.function::<Run>("standin_run")(kernel.as_ptr(), blocks, threads, arguments.as_mut_ptr()) == 0 }
     }
 
-    /// Asserts that everything is released, user objects within ten seconds, and that the thread's capture mode is the initial one.
+    /// Asserts that everything is released, user objects within ten seconds, and that the thread's
+    /// capture mode is the initial one.
     ///
     /// # Panics
     /// Otherwise.

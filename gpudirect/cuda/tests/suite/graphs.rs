@@ -203,8 +203,8 @@ pub(super) fn captured_elsewhere(driver: Driver) -> Outcome {
     setting.finish()
 }
 
-/// Operations that append their number to a log, in streams and graphs that nothing else orders. The
-/// first is late, so that the others would overtake it.
+/// Operations that append their number to a log, in streams and graphs that nothing else orders.
+/// The first is late, so that the others would overtake it.
 pub(super) fn ordered(driver: Driver) -> Outcome {
     let setting = Setting::new(driver)?;
     let stream = || Stream::new(&setting.context);
