@@ -12,7 +12,7 @@ use crate::stream::{RelaxedCapture, Stream};
 use crate::sys::{RawGraph, RawNode, RawStream, Status};
 
 /// Has operations run one after another, on whatever streams, enqueued directly or captured into
-/// graphs, whoever captures: each begins when the one before has ended. A launch of a graph counts
+/// graphs of any code: each begins when the one before has ended. A launch of a graph counts
 /// as all operations captured into it.
 ///
 /// Graphs and directly enqueued operations share an event, from the first captured operation on.
