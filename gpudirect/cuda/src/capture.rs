@@ -101,6 +101,9 @@ pub(crate) struct Captures {
     has_ended: AtomicBool,
 }
 
+// A panic while a list is locked leaves it whole: `Driver` stays usable across an unwinding.
+impl std::panic::RefUnwindSafe for Captures {}
+
 impl Captures {
     fn of(&self, driver: Driver, info: &CaptureInfo) -> Result<Arc<Captured>, Error> {
         let mut going_on = self.going_on.lock();
