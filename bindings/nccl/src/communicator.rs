@@ -13,7 +13,7 @@ use std::time::Duration;
 use doorbell_collectives::bootstrap::{self, Group, RendezvousServer};
 use doorbell_collectives::gpu::{GpuCommunicator, GpuError, GpuOptions, Sizes};
 use doorbell_collectives::{Communicator as HostCommunicator, Options, Rank};
-use doorbell_cuda::{Device, Driver, Stream};
+use doorbell_cuda::{Device, Driver, RelaxedCapture, Stream};
 
 use crate::abi::{Config, Opaque, Status, UniqueId};
 use crate::derivation::{Derivation, Turns};
@@ -244,6 +244,7 @@ impl Communicator {
     /// `ncclCommDestroy`, of a communicator without a handle: completes this rank's operations, and
     /// leaves without waiting for the others.
     pub(crate) fn destroy(self: Arc<Self>) -> Result<Status, Failure> {
+        let _relaxed = RelaxedCapture::enter(self.device.driver());
         // Another thread in a call, or that initialises it, drops it at its end.
         match Arc::into_inner(self).and_then(|communicator| communicator.ready.into_inner()) {
             Some(Ok(Some(ready))) => match ready.gpu.leave() {
@@ -268,6 +269,8 @@ impl Communicator {
 
 fn connect(request: Request) -> Result<Option<Ready>, Failure> {
     let Request { origin, device, config } = request;
+    // The program may capture in another thread.
+    let _relaxed = RelaxedCapture::enter(device.driver());
     let gpu_options = gpu_options(&config)?;
     let host = match origin {
         Origin::Id { id, rank, ranks } => Some(meet(&id, rank, ranks)?),
@@ -320,6 +323,7 @@ fn gpu_options(config: &Config) -> Result<GpuOptions, Failure> {
             }
             None => config.max_blocks,
         };
+    options.allows_overlap = true;
     options.blocks.get_or_insert(most.unwrap_or(BLOCKS).min(BLOCKS));
     Ok(options)
 }

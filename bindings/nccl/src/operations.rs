@@ -179,15 +179,9 @@ pub(crate) fn enqueue<'a>(
 impl Ready {
     /// A stream of the program, for this call.
     fn stream(&self, raw: Opaque) -> Result<Stream, Failure> {
-        // SAFETY: the program keeps its stream during the call, and one that is captured is refused
-        // below; the communicator makes the follower wait for what it enqueues.
-        let stream = unsafe { Stream::borrow_raw(raw, &self.follower) };
-        if stream.is_capturing()? {
-            return Err(Failure::invalid_usage(
-                "an operation in a stream that is being captured into a graph is not supported yet",
-            ));
-        }
-        Ok(stream)
+        // SAFETY: during the call the program keeps its stream, and begins and ends no capture of
+        // it; the communicator makes the follower wait for what it enqueues.
+        Ok(unsafe { Stream::borrow_raw(raw, &self.follower)? })
     }
 
     fn reduction(&self, call: &Call, stream: &Stream) -> Result<Reduction, Failure> {

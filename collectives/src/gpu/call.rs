@@ -39,7 +39,8 @@ pub(super) struct Checked<'a> {
 }
 
 impl<'a> Checked<'a> {
-    pub(super) fn new(call: &GpuCall<'a>, case: &Case, rank: Rank) -> Result<Self, GpuError> {
+    /// Without `allows_overlap`, input and output of what does not run in place must be apart.
+    pub(super) fn new(call: &GpuCall<'a>, case: &Case, rank: Rank, allows_overlap: bool) -> Result<Self, GpuError> {
         let misuse = |what: String| GpuError::Misuse {
             collective: call.collective,
             what,
@@ -95,6 +96,7 @@ impl<'a> Checked<'a> {
         let input = fit("input", call.input, case.input(rank))?;
         let output = fit("output", call.output, case.output(rank))?;
         let in_place = match (input, output) {
+            (Some(_), Some(_)) if allows_overlap && !call.collective.runs_in_place() => false,
             (Some(input), Some(output)) => is_in_place(call, case, rank, input, output).map_err(misuse)?,
             _ => false,
         };

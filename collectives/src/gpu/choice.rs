@@ -29,13 +29,14 @@ pub(super) enum Choice {
 }
 
 impl Choice {
+    /// For elements of a type, so many, and whether the output is registered. Without streams
+    /// beside the caller's, kernels alone.
     pub(super) fn new(
         options: &GpuOptions,
         ranks: u32,
         collective: Collective,
-        data: DataType,
-        count: usize,
-        registered: bool,
+        (data, count, registered): (DataType, usize, bool),
+        has_streams: bool,
     ) -> Self {
         let bytes = (count as u64).saturating_mul(data.bytes() as u64);
         let whole = match collective {
@@ -54,6 +55,7 @@ impl Choice {
             .executor
             .filter(|executor| *executor != Executor::Split || is_range)
             .unwrap_or_else(|| best_executor(ranks, collective, whole, registered));
+        let executor = if has_streams { executor } else { Executor::Kernel };
         if executor == Executor::Split
             && let Some(choice) = split(options, ranks, collective, data, count)
         {
@@ -238,7 +240,7 @@ mod tests {
             share: Some(share),
             ..GpuOptions::default()
         };
-        Choice::new(&options, 4, collective, data, count, true)
+        Choice::new(&options, 4, collective, (data, count, true), true)
     }
 
     #[test]
@@ -287,14 +289,8 @@ mod tests {
             (9, 1024, true, Executor::Copies),
         ] {
             let usual = GpuOptions::default();
-            let choice = Choice::new(
-                &usual,
-                ranks,
-                Collective::AllReduce,
-                DataType::F32,
-                mib << 18,
-                registered,
-            );
+            let given = (DataType::F32, mib << 18, registered);
+            let choice = Choice::new(&usual, ranks, Collective::AllReduce, given, true);
             let executor = match choice {
                 Choice::Small(..) => Executor::Small,
                 Choice::Kernel(..) => Executor::Kernel,
@@ -309,7 +305,7 @@ mod tests {
     fn chain_slices_shrink_with_the_message() {
         let slice = |mib: usize| {
             let usual = GpuOptions::default();
-            match Choice::new(&usual, 4, Collective::Broadcast, DataType::F32, mib << 18, true) {
+            match Choice::new(&usual, 4, Collective::Broadcast, (DataType::F32, mib << 18, true), true) {
                 Choice::Kernel(Algorithm::Ring, cut) => (cut.blocks, cut.slice),
                 choice => panic!("{mib} MiB: {choice:?}"),
             }

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use doorbell_cuda::reduce::{OperandKind, Operator, Scalar, Source};
-use doorbell_cuda::{CaptureMode, Context, DeviceMemory, Event, Graph, Memory, OwnedSpan, Shareable, Stream};
+use doorbell_cuda::{
+    CaptureMode, Context, DeviceMemory, Event, Graph, Memory, OwnedSpan, Shareable, Stream, StreamOrder, Turn,
+};
 
 use super::agree::agree;
 use super::call::{Checked, GpuCall};
@@ -35,9 +37,9 @@ use crate::types::{DataType, Rank};
 /// place on all ranks or on none, and [registered](Self::register) on all or on none. A
 /// [group](Self::group) of sends and receives is called by the ranks that have messages in it.
 ///
-/// Operations can be captured into a graph ([`capture`](Self::capture)), launched equally often by
-/// all ranks. A launch counts as the captured operations; the caller orders its stream behind those
-/// of earlier operations.
+/// Operations can be captured into a graph, by [`capture`](Self::capture) or otherwise, on all
+/// ranks. A launch counts as the captured operations: all ranks launch in the same order, also with
+/// respect to operations that are enqueued directly.
 ///
 /// Failures are reported by the next call, or [`check`](Self::check). When a rank is gone or has
 /// aborted, stream waits are released on all other ranks: results are invalid, GPUs remain usable.
@@ -59,18 +61,27 @@ enum OperationPath {
     Staged(String),
 }
 
-#[derive(Default)]
 struct State {
+    order: StreamOrder,
     copies: Option<Copies>,
     kernels: Option<Kernels>,
     side: Option<SideStream>,
     registered: Vec<Registered>,
     scaled: Option<DeviceMemory>,
-    /// The end of the previous operation: its stream, its event, and whether it was captured.
-    last: Option<(Stream, Event, bool)>,
 }
 
 impl State {
+    fn new(context: &Context) -> Self {
+        Self {
+            order: StreamOrder::new(context),
+            copies: None,
+            kernels: None,
+            side: None,
+            registered: Vec::new(),
+            scaled: None,
+        }
+    }
+
     /// Memory shared by IPC handle, which other ranks may still have open. All else is released.
     fn ipc_shared(self) -> Vec<OwnedSpan> {
         let ipc_shared = self
@@ -118,7 +129,7 @@ impl GpuCommunicator {
         path: OperationPath,
     ) -> Result<Self, GpuError> {
         let comm = Arc::clone(comm);
-        let mut state = State::default();
+        let mut state = State::new(context);
         let mut words = None;
         if let OperationPath::Direct(peers) = &path {
             state.copies = Some(Copies::new(Arc::clone(peers), options.copiers.unwrap_or(1))?);
@@ -189,7 +200,8 @@ impl GpuCommunicator {
         if collective == Collective::AllToAllV {
             return (Executor::Kernel, Some(Algorithm::FullMesh));
         }
-        match Choice::new(&self.options, self.size(), collective, data, count, registered) {
+        let given = (data, count, registered);
+        match Choice::new(&self.options, self.size(), collective, given, true) {
             Choice::Small(cut) => (Executor::Small, Some(cut.algorithm(collective))),
             Choice::Kernel(algorithm, _) => (Executor::Kernel, Some(algorithm)),
             Choice::Copies(algorithm, _) => (Executor::Copies, Some(algorithm)),
@@ -291,7 +303,7 @@ impl GpuCommunicator {
         if !mapped.is_ipc_shared() {
             return;
         }
-        if let Some((_, end, false)) = &state.last {
+        if let Some(end) = state.order.last_end() {
             let _ = end.synchronize();
         }
         drop((state, mapped));
@@ -301,7 +313,8 @@ impl GpuCommunicator {
     }
 
     /// Captures the operations that `work` enqueues on `stream` into a graph. Collective: all ranks
-    /// capture the same operations.
+    /// capture the same operations. Unlike in another capture of the stream, the copy engines have
+    /// their part, whose streams are captured with it.
     ///
     /// # Errors
     /// The error of `work`, the driver's error for the capture, or [`GpuError::Refused`] if
@@ -353,7 +366,7 @@ impl GpuCommunicator {
             root: call.root,
             count: call.count as u64,
         };
-        let checked = Checked::new(call, &case, self.rank())?;
+        let checked = Checked::new(call, &case, self.rank(), self.allows_overlap())?;
         if call.count == 0 && call.collective != Collective::Barrier {
             return Ok(());
         }
@@ -364,10 +377,14 @@ impl GpuCommunicator {
             data: call.data,
             count: call.count as u64,
         };
-        self.enqueue_in_order(call.collective, stream, |state| match &self.path {
-            OperationPath::Direct(_) => self.enqueue_direct(state, &checked, call, stream),
+        self.enqueue_in_order(call.collective, stream, |state, turn| match &self.path {
+            OperationPath::Direct(_) => self.enqueue_direct((state, turn), &checked, call, stream),
             OperationPath::Staged(_) => self.staged.run(staged(), checked.input, checked.output, stream),
         })
+    }
+
+    pub(super) fn allows_overlap(&self) -> bool {
+        self.options.allows_overlap
     }
 
     /// Enqueues a group on `stream`; `staged` is the host's part of it.
@@ -377,12 +394,14 @@ impl GpuCommunicator {
         staged: impl FnOnce() -> StagedOperation,
         stream: &Stream,
     ) -> Result<(), GpuError> {
-        self.enqueue_in_order(group.collective(), stream, |state| match (&self.path, &state.kernels) {
-            (OperationPath::Direct(_), Some(kernels)) => kernels.exchange(&group, stream),
-            (OperationPath::Direct(_), None) => Ok(()),
-            (OperationPath::Staged(_), _) => {
-                let [given, got] = [Direction::Send, Direction::Receive].map(|direction| group.all(direction));
-                self.staged.run(staged(), given, got, stream)
+        self.enqueue_in_order(group.collective(), stream, |state, _| {
+            match (&self.path, &state.kernels) {
+                (OperationPath::Direct(_), Some(kernels)) => kernels.exchange(&group, stream),
+                (OperationPath::Direct(_), None) => Ok(()),
+                (OperationPath::Staged(_), _) => {
+                    let [given, got] = [Direction::Send, Direction::Receive].map(|direction| group.all(direction));
+                    self.staged.run(staged(), given, got, stream)
+                }
             }
         })
     }
@@ -393,7 +412,7 @@ impl GpuCommunicator {
         let copiers = state.copies.as_ref().map_or(&[][..], Copies::streams);
         for stream in copiers.iter().chain([stream]) {
             let Ok(end) = Event::new(&self.context) else { continue };
-            if record_end(stream, &end).is_ok() {
+            if stream.record_end(&end).is_ok() {
                 let deadline = self.comm.options().deadline;
                 self.watchdog.watch(end, Instant::now() + deadline);
             }
@@ -406,7 +425,7 @@ impl GpuCommunicator {
         &self,
         collective: Collective,
         stream: &Stream,
-        work: impl FnOnce(&mut State) -> Result<(), GpuError>,
+        work: impl FnOnce(&mut State, &Turn) -> Result<(), GpuError>,
     ) -> Result<(), GpuError> {
         let done = self.enqueue_behind_last(stream, work);
         if let Err(error @ (GpuError::Driver(_) | GpuError::Reduce(_) | GpuError::Thread(_))) = &done
@@ -423,37 +442,26 @@ impl GpuCommunicator {
     fn enqueue_behind_last(
         &self,
         stream: &Stream,
-        work: impl FnOnce(&mut State) -> Result<(), GpuError>,
+        work: impl FnOnce(&mut State, &Turn) -> Result<(), GpuError>,
     ) -> Result<(), GpuError> {
-        let mut state = self.state();
-        let is_capturing = stream.is_capturing()?;
-        if is_capturing && matches!(self.path, OperationPath::Staged(_)) {
+        if matches!(self.path, OperationPath::Staged(_)) && stream.is_capturing()? {
             return Err(GpuError::Refused {
                 what: "an operation in which the host has a part, in a graph",
                 reason: "the host cannot be captured".to_owned(),
             });
         }
-        if let Some((before, end, was_capturing)) = &state.last
-            // Another stream may have the address of a borrowed one.
-            && (before.as_raw() != stream.as_raw() || stream.follower().is_some())
-            && *was_capturing == is_capturing
-        {
-            stream.wait(end)?;
+        let mut state = self.state();
+        let turn = state.order.begin(stream)?;
+        work(&mut state, &turn)?;
+        if let Some(end) = state.order.end(turn, stream)? {
+            self.watchdog.watch(end, Instant::now() + self.comm.options().deadline);
         }
-        work(&mut state)?;
-        let end = Event::new(&self.context)?;
-        record_end(stream, &end)?;
-        if !is_capturing {
-            self.watchdog
-                .watch(end.clone(), Instant::now() + self.comm.options().deadline);
-        }
-        state.last = Some((stream.clone(), end, is_capturing));
         Ok(())
     }
 
     fn enqueue_direct(
         &self,
-        state: &mut State,
+        (state, turn): (&mut State, &Turn),
         checked: &Checked<'_>,
         call: &GpuCall<'_>,
         stream: &Stream,
@@ -488,14 +496,10 @@ impl GpuCommunicator {
             })
         });
         let is_registered = registered.is_some();
-        let choice = Choice::new(
-            &self.options,
-            self.size(),
-            call.collective,
-            call.data,
-            call.count,
-            is_registered,
-        );
+        // Not in a capture of the program: they would be in it until its end.
+        let has_streams = turn.can_span(side.stream());
+        let given = (call.data, call.count, is_registered);
+        let choice = Choice::new(&self.options, self.size(), call.collective, given, has_streams);
         let operation = |algorithm, slice| Operation {
             collective: call.collective,
             algorithm,
@@ -564,12 +568,6 @@ impl GpuCommunicator {
         };
         copies.run(&operation, stream)
     }
-}
-
-/// Records the end of an operation; who borrowed its stream waits for it, too.
-fn record_end(stream: &Stream, end: &Event) -> Result<(), doorbell_cuda::Error> {
-    stream.record(end)?;
-    stream.follower().map_or(Ok(()), |follower| follower.wait(end))
 }
 
 impl core::fmt::Debug for GpuCommunicator {

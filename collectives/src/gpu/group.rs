@@ -58,6 +58,7 @@ impl<'a> Group<'a> {
         collective: Collective,
         messages: &'a [GpuMessage<'a>],
         (rank, ranks): (Rank, u32),
+        allows_overlap: bool,
     ) -> Result<Self, GpuError> {
         let group = Self {
             collective,
@@ -74,7 +75,7 @@ impl<'a> Group<'a> {
         if !to_itself(Direction::Send).eq(to_itself(Direction::Receive)) {
             return Err(group.misuse("what a rank sends to itself is as much as it receives from itself".to_owned()));
         }
-        if group.has_overlap() {
+        if !allows_overlap && group.has_overlap() {
             return Err(group.misuse("memory for a received message overlaps another message's".to_owned()));
         }
         Ok(group)
@@ -156,7 +157,7 @@ impl GpuCommunicator {
     #[doc(alias("ncclGroupStart", "ncclGroupEnd", "ncclSend", "ncclRecv"))]
     pub fn group(&self, messages: &[GpuMessage<'_>], stream: &Stream) -> Result<(), GpuError> {
         self.check()?;
-        let group = Group::new(Collective::SendRecv, messages, (self.rank(), self.size()))?;
+        let group = self.checked_group(Collective::SendRecv, messages)?;
         let staged = || StagedOperation::Messages(messages.iter().map(staged).collect());
         self.enqueue_group(group, staged, stream)
     }
@@ -207,7 +208,7 @@ impl GpuCommunicator {
                 start = end;
             }
         }
-        let group = Group::new(COLLECTIVE, &messages, (self.rank(), self.size()))?;
+        let group = self.checked_group(COLLECTIVE, &messages)?;
         let parts = || StagedOperation::Parts {
             data,
             parts: Parts {
@@ -217,6 +218,11 @@ impl GpuCommunicator {
             },
         };
         self.enqueue_group(group, parts, stream)
+    }
+
+    fn checked_group<'a>(&self, collective: Collective, messages: &'a [GpuMessage<'a>]) -> Result<Group<'a>, GpuError> {
+        let of = (self.rank(), self.size());
+        Group::new(collective, messages, of, self.allows_overlap())
     }
 }
 

@@ -45,6 +45,9 @@ pub struct GpuOptions {
     pub cut: Option<u32>,
     /// The percentage of elements for the copy engines in a split operation; by default tuned.
     pub share: Option<u8>,
+    /// Whether what is received may overlap what is sent, in send-receive and all-to-all: contents
+    /// are undefined where it does. By default such a call is refused.
+    pub allows_overlap: bool,
 }
 
 /// The variable that sets options.
@@ -122,6 +125,7 @@ mod tests {
             blocks: Some(96),
             cut: Some(65536),
             share: Some(65),
+            allows_overlap: false,
         };
         assert_eq!(settings.parse::<GpuOptions>().unwrap(), options);
         for setting in [

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use doorbell_cuda::{Context, Event, Memory, Stream};
+use doorbell_cuda::{Context, Event, Memory, RelaxedCapture, Stream};
 
 use super::error::GpuError;
 use super::exchange;
@@ -98,15 +98,11 @@ impl Shared {
     }
 
     fn watch(&self, comm: &Communicator, peers: Option<&Peers>, stream: &Stream) {
+        // The program may capture in another thread, and forbid the queries of this one.
+        let _relaxed = RelaxedCapture::enter(stream.context().driver());
         let mut end = None;
         loop {
             let first = self.first();
-            if self.stop_requested.load(Ordering::Relaxed) {
-                let end = *end.get_or_insert_with(|| Instant::now() + DRAIN_TIMEOUT.max(comm.options().deadline));
-                if first.is_none() || Instant::now() >= end {
-                    return;
-                }
-            }
             if comm.has_failed() {
                 if let Err(error) = peers.map_or(Ok(()), |peers| release_waits(peers, stream)) {
                     tracing::warn!("what waits in streams for a rank that is gone cannot be let go on: {error}");
@@ -119,6 +115,13 @@ impl Shared {
                 comm.abort(&format!(
                     "an operation in a stream has not finished within {deadline:?}"
                 ));
+            }
+            // After the release of waits: those of graphs, which are not tracked.
+            if self.stop_requested.load(Ordering::Relaxed) {
+                let end = *end.get_or_insert_with(|| Instant::now() + DRAIN_TIMEOUT.max(comm.options().deadline));
+                if first.is_none() || Instant::now() >= end {
+                    return;
+                }
             }
             thread::park_timeout(POLL_INTERVAL);
         }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::OnceLock;
 
+use crate::capture::Captures;
 use crate::error::{Error, Failure, advice};
 use crate::sys::{self, Status, Table, status};
 
@@ -62,6 +63,7 @@ pub(crate) struct Loaded {
     table: Table,
     version: i32,
     devices: usize,
+    captures: Captures,
 }
 
 impl Driver {
@@ -106,6 +108,7 @@ impl Driver {
             table,
             version: 0,
             devices: 0,
+            captures: Captures::default(),
         };
         // SAFETY: cuInit takes only a flag, which must be 0.
         let status = unsafe { (loaded.table.init)(0) };
@@ -147,6 +150,10 @@ impl Driver {
 
     pub(crate) fn table(self) -> &'static Table {
         &self.0.table
+    }
+
+    pub(crate) fn captures(self) -> &'static Captures {
+        &self.0.captures
     }
 
     #[inline]

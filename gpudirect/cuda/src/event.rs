@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::capture::CaptureId;
 use crate::context::Context;
 use crate::driver::Driver;
 use crate::error::Error;
-use crate::graph::CaptureId;
 use crate::sys::{self, IpcBytes, RawEvent, status};
 
 /// A reference-counted point in a stream's work, set by [`Stream::record`](crate::Stream::record).

@@ -2,12 +2,12 @@
 
 use core::ffi::c_uint;
 use core::fmt;
-use core::sync::atomic::{AtomicU64, Ordering};
 use std::ptr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::capture::Captured;
 use crate::context::Context;
 use crate::driver::Driver;
 use crate::error::Error;
@@ -23,38 +23,6 @@ pub enum CaptureMode {
     ThreadLocal,
     /// Every thread may make any call.
     Relaxed,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct CaptureId(u64);
-
-/// The resources used by captured work, kept as long as the graph and its instances.
-pub(crate) struct Captured {
-    id: CaptureId,
-    kept: Mutex<Vec<Arc<Resource>>>,
-}
-
-impl Captured {
-    fn new() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        Self {
-            id: CaptureId(NEXT.fetch_add(1, Ordering::Relaxed)),
-            kept: Mutex::default(),
-        }
-    }
-
-    pub(crate) fn id(&self) -> CaptureId {
-        self.id
-    }
-
-    pub(crate) fn keep(&self, uses: &[&Arc<Resource>]) {
-        let mut kept = self.kept.lock();
-        for resource in uses {
-            if !kept.iter().any(|known| Arc::ptr_eq(known, resource)) {
-                kept.push(Arc::clone(resource));
-            }
-        }
-    }
 }
 
 /// A captured graph. It keeps the resources that its work uses.
@@ -102,7 +70,7 @@ impl<'a> Capturing<'a> {
         let mut capturing = Self {
             origin,
             streams: Vec::with_capacity(others.len() + 1),
-            captured: Arc::new(Captured::new()),
+            captured: Captured::new(origin.driver(), None),
             has_begun: false,
         };
         for stream in others

@@ -43,6 +43,7 @@
 //! thread's previous context, so this crate can be used beside PyTorch.
 
 pub mod arguments;
+mod capture;
 pub mod collective;
 mod context;
 mod copy;
@@ -55,6 +56,7 @@ mod kernels;
 mod memop;
 mod memory;
 mod module;
+mod order;
 pub mod reduce;
 mod resource;
 mod small;
@@ -74,6 +76,7 @@ pub use memory::{
     MemoryHandle, MemoryType, OwnedSpan, PointerInfo, Shareable, Span,
 };
 pub use module::{Argument, Kernel, KernelAttribute, Launch, MAX_ARGUMENTS, Module};
+pub use order::{StreamOrder, Turn};
 pub use resource::FreesDeferred;
 pub use small::{SmallCopies, SmallSource};
-pub use stream::{Owner, Stream};
+pub use stream::{Owner, RelaxedCapture, Stream};

@@ -11,7 +11,7 @@ use crate::driver::Driver;
 use crate::error::Error;
 use crate::memory::Span;
 use crate::resource::{Body, Region, Resource};
-use crate::stream::Stream;
+use crate::stream::{RelaxedCapture, Stream};
 use crate::sys::{self, RawFunction, RawModule, status};
 
 /// The maximum number of launch arguments.
@@ -49,6 +49,7 @@ impl Module {
 
         let _entered = context.enter()?;
         let driver = context.driver();
+        let _relaxed = RelaxedCapture::enter(driver);
         // SAFETY: the text is NUL-terminated, there are two options with a value each, and the log
         // has the given size.
         let status = unsafe {
@@ -265,6 +266,7 @@ impl Kernel {
             return self.attribute(KernelAttribute::Registers).map(|_| ());
         };
         let _entered = context.enter()?;
+        let _relaxed = RelaxedCapture::enter(driver);
         // SAFETY: the function is live.
         let status = unsafe { load(self.raw) };
         driver.check(status, "cuFuncLoad", format_args!("the kernel {}", self.name))

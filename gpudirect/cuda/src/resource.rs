@@ -232,6 +232,9 @@ impl DeferredFrees {
     }
 
     fn reap(&self, context: &Context, at_most: usize) -> usize {
+        if DEFERRING.get() == 0 {
+            context.driver().captures().release_ended();
+        }
         let pending = self.0.lock().len();
         if pending == 0 || DEFERRING.get() > 0 {
             return pending;

@@ -3,16 +3,17 @@
 use core::any::Any;
 use core::ffi::{c_uint, c_void};
 use core::fmt;
+use core::marker::PhantomData;
 use std::ptr;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::capture::Captured;
 use crate::context::Context;
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::event::{Event, RawEventOwner};
-use crate::graph::Captured;
 use crate::resource::Resource;
 use crate::sys::{self, RawStream, Status, status};
 
@@ -103,26 +104,31 @@ impl Stream {
 
     /// Wraps a stream created elsewhere that its owner may destroy once the handle is dropped, even
     /// with work in it. The caller that enqueues work makes `follower` wait for it afterwards: what
-    /// the work uses is kept until `follower` is done.
+    /// the work uses is kept until `follower` is done. If its owner captures it, that is kept as
+    /// long as the graph and its instances, and `follower` does not wait.
     ///
     /// # Safety
-    /// It must be a `CUstream` of `follower`'s context, valid until the handle is dropped. Nothing
-    /// may be enqueued while it is captured.
-    #[must_use]
-    pub unsafe fn borrow_raw(raw: *mut c_void, follower: &Self) -> Self {
-        Self(Arc::new(StreamInner {
+    /// It must be a `CUstream` of `follower`'s context, valid until the handle is dropped. Until
+    /// then no capture of it begins or ends.
+    ///
+    /// # Errors
+    /// The driver's error: also if its capture has been invalidated.
+    pub unsafe fn borrow_raw(raw: *mut c_void, follower: &Self) -> Result<Self, Error> {
+        let stream = Self(Arc::new(StreamInner {
             context: follower.context().clone(),
             raw,
             origin: Origin::Borrowed {
                 follower: follower.clone(),
             },
             state: Mutex::default(),
-        }))
+        }));
+        let capture = stream.captured_elsewhere()?;
+        stream.0.state().capture = capture;
+        Ok(stream)
     }
 
     /// The stream that waits for its work, if it is [borrowed](Self::borrow_raw).
-    #[must_use]
-    pub fn follower(&self) -> Option<&Self> {
+    pub(crate) fn follower(&self) -> Option<&Self> {
         match &self.0.origin {
             Origin::Borrowed { follower } => Some(follower),
             Origin::Own | Origin::Kept { .. } => None,
@@ -171,6 +177,9 @@ impl Stream {
     /// Whether any code captures it: operations are then recorded, and run by launches.
     #[doc(alias("cuStreamIsCapturing", "cudaStreamIsCapturing"))]
     pub fn is_capturing(&self) -> Result<bool, Error> {
+        if self.follower().is_some() {
+            return Ok(self.0.state().capture.is_some());
+        }
         let _entered = self.0.context.enter()?;
         let mut capturing = sys::CAPTURE_NONE;
         // SAFETY: the pointer is to a local status; the stream is live.
@@ -198,8 +207,19 @@ impl Stream {
         if captured.is_some() && *captured != state.capture.as_ref().map(|capture| capture.id()) {
             return Err(Error::Captured);
         }
+        self.enqueue_wait(event, 0)
+    }
+
+    /// Makes later work of the graph that it is captured into wait, at each launch, for the last
+    /// record of `event` before, which must outlive the graph.
+    pub(crate) fn wait_external(&self, event: &Event) -> Result<(), Error> {
+        let _entered = self.0.context.enter()?;
+        self.enqueue_wait(event, sys::EVENT_WAIT_EXTERNAL)
+    }
+
+    fn enqueue_wait(&self, event: &Event, flags: c_uint) -> Result<(), Error> {
         // SAFETY: both are live; the driver keeps what it needs of the event.
-        let status = unsafe { (self.driver().table().stream_wait_event)(self.0.raw, event.raw(), 0) };
+        let status = unsafe { (self.driver().table().stream_wait_event)(self.0.raw, event.raw(), flags) };
         self.check(status, "cuStreamWaitEvent")
     }
 
@@ -219,6 +239,13 @@ impl Stream {
         Ok(())
     }
 
+    /// Records the end of work that is not captured; the follower of a
+    /// [borrowed](Self::borrow_raw) stream waits for it, too.
+    pub fn record_end(&self, end: &Event) -> Result<(), Error> {
+        self.record(end)?;
+        self.follower().map_or(Ok(()), |follower| follower.wait(end))
+    }
+
     #[inline]
     pub(crate) fn enqueue(
         &self,
@@ -230,12 +257,12 @@ impl Stream {
         let state = self.0.state.lock();
         let status = function(self.driver(), self.0.raw);
         // Recorded even on failure: some calls do part of their work before they fail.
-        let used_in = self.follower().unwrap_or(self);
-        for resource in uses {
-            resource.record_use(&used_in.0);
-        }
-        if let Some(capture) = &state.capture {
-            capture.keep(uses);
+        match &state.capture {
+            Some(capture) => capture.keep(uses),
+            None => {
+                let used_in = self.follower().unwrap_or(self);
+                uses.iter().for_each(|resource| resource.record_use(&used_in.0));
+            }
         }
         self.check(status, call)
     }
@@ -343,17 +370,24 @@ impl Drop for StreamInner {
     }
 }
 
-/// Guard: the thread may make calls that a capture forbids, for unrelated operations.
-pub(crate) struct RelaxedCapture {
+/// While it exists, its thread may make calls that a capture of this thread or of others forbids,
+/// for what the capture has no part in: loads, allocations, queries of other streams' work.
+#[derive(Debug)]
+#[must_use = "calls are forbidden again when it is dropped"]
+#[doc(alias("cuThreadExchangeStreamCaptureMode", "cudaThreadExchangeStreamCaptureMode"))]
+pub struct RelaxedCapture {
     driver: Driver,
     before: c_uint,
+    thread: PhantomData<*const ()>,
 }
 
 impl RelaxedCapture {
-    pub(crate) fn enter(driver: Driver) -> Self {
+    /// Begins; guards nest.
+    pub fn enter(driver: Driver) -> Self {
         let mut relaxed = Self {
             driver,
             before: sys::CAPTURE_RELAXED,
+            thread: PhantomData,
         };
         relaxed.exchange();
         relaxed

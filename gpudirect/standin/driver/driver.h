@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kernel.h"
@@ -43,10 +44,13 @@ enum : Status {
     ALREADY_REGISTERED = 712,
     NOT_REGISTERED = 713,
     TOO_LARGE = 720,
+    NOT_PERMITTED = 800,
     NOT_SUPPORTED = 801,
     CAPTURE_UNSUPPORTED = 900,
     CAPTURE_INVALIDATED = 901,
     CAPTURE_UNJOINED = 904,
+    CAPTURE_ISOLATION = 905,
+    CAPTURED_EVENT = 907,
     TIMEOUT = 909
 };
 
@@ -65,7 +69,7 @@ enum class Mode {
     PROMPT,
 };
 
-enum Counted { ALLOCATION, MAPPING, RESERVATION, HOST, REGISTERED, STREAM, EVENT, MODULE, GRAPH, EXEC, CONTEXT, WORK, COUNTED };
+enum Counted { ALLOCATION, MAPPING, RESERVATION, HOST, REGISTERED, STREAM, EVENT, MODULE, GRAPH, EXEC, OBJECT, CONTEXT, WORK, COUNTED };
 
 struct Settings {
     Mode mode = Mode::PROMPT;
@@ -98,6 +102,16 @@ Status failing(const char *call);
 #define ENTER \
     standin::Held held(standin::lock); \
     if (standin::Status failing_ = standin::failing(__func__)) return failing_
+
+// Of a call that is potentially unsafe in a capture: whether one forbids it, and is invalid now.
+Status forbidding();
+
+#define ENTER_UNSAFE \
+    ENTER; \
+    if (standin::Status forbidding_ = standin::forbidding()) return forbidding_
+
+// Whether the thread calls the destructor of a user object.
+extern thread_local bool destroying;
 
 #define EXPORT extern "C" __attribute__((visibility("default"))) standin::Status
 
@@ -134,6 +148,7 @@ struct Passage {
     double when = 0;
     // The file of a shared one.
     int fd = -1;
+    bool destroyed = false;
     ~Passage();
     bool shared() const { return fd >= 0; }
     uint64_t recorded() const { return __atomic_load_n(&counts->recorded, __ATOMIC_ACQUIRE); }
@@ -163,6 +178,8 @@ struct Work {
     SharedPassage passage;
     std::shared_ptr<const Launch> launch;
     std::shared_ptr<Program> program;
+    // Of a launch: for each node that uses an event, which of its records.
+    std::vector<uint64_t> times;
     void (*function)(void *) = nullptr;
     void *argument = nullptr;
 };
@@ -173,9 +190,13 @@ struct Program {
         Work work;
         int branch;
         std::vector<size_t> behind;
+        // Not captured: it need not be joined.
+        bool added = false;
     };
     std::vector<Node> nodes;
     int branches = 0;
+    // Released with the last graph, instance or launch.
+    std::vector<std::shared_ptr<void>> objects;
     // Launch counts; each launch waits for the previous one.
     SharedPassage passage = std::make_shared<Passage>();
 };
@@ -202,10 +223,20 @@ struct Stream {
     bool idle() const { return put == done; }
 };
 
+struct Graph {
+    std::shared_ptr<Program> program;
+};
+
 struct Capture {
-    std::shared_ptr<Program> program = std::make_shared<Program>();
+    // Null when it has ended.
+    std::unique_ptr<Graph> graph = std::make_unique<Graph>(Graph{std::make_shared<Program>()});
+    uint64_t id;
     Stream *origin;
+    unsigned mode;
+    std::thread::id thread;
     bool invalid = false;
+    // What was returned last of a stream's dependencies.
+    std::vector<void *> dependencies;
 };
 
 struct Event {
@@ -232,7 +263,7 @@ Status finish_all(Held &held, int device);
 // The same, if the settings have implicit synchronization.
 void synchronize_implicitly(Held &held);
 Status run_kernel(const Launch &launch);
-Status run_program(Held &held, Program &program);
+Status run_program(Held &held, Program &program, const std::vector<uint64_t> &times);
 // Lazy: starts all work that other work may wait for. Without the lock.
 void urge();
 

@@ -210,7 +210,7 @@ EXPORT cuMemGetAllocationGranularity(size_t *granularity, const Prop *prop, unsi
 }
 
 EXPORT cuMemCreate(SharedAllocation **into, size_t bytes, const Prop *prop, unsigned long long flags) {
-    ENTER;
+    ENTER_UNSAFE;
     if (flags || prop->kind != 1 || prop->location.kind != 1 || prop->handles != 1 || !bytes || bytes % GRANULARITY) return INVALID_VALUE;
     if (bytes > DEVICE_MEMORY) return OUT_OF_MEMORY;
     return handle(into, allocate(bytes, prop->location.id, prop->capable), OPERATING_SYSTEM);
@@ -282,7 +282,7 @@ EXPORT cuMemSetAccess(Address address, size_t bytes, const Access *accesses, siz
 
 // cuMemAlloc, as used by PyTorch.
 EXPORT cuMemAlloc_v2(Address *address, size_t bytes) {
-    ENTER;
+    ENTER_UNSAFE;
     if (!current()) return INVALID_CONTEXT;
     if (!bytes) return INVALID_VALUE;
     if (bytes > DEVICE_MEMORY) return OUT_OF_MEMORY;
@@ -292,7 +292,7 @@ EXPORT cuMemAlloc_v2(Address *address, size_t bytes) {
 
 // Waits for the device, like NVIDIA's driver.
 EXPORT cuMemFree_v2(Address address) {
-    ENTER;
+    ENTER_UNSAFE;
     Mapping *mapping = mapping_of(address);
     if (!mapping || mapping->kind != Mapping::ALLOCATED || mapping->at != address) return INVALID_VALUE;
     finish_all(held, mapping->of->device);
@@ -301,7 +301,7 @@ EXPORT cuMemFree_v2(Address address) {
 }
 
 EXPORT cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
-    ENTER;
+    ENTER_UNSAFE;
     if (flags != 3 || !bytes) return INVALID_VALUE;
     synchronize_implicitly(held);
     void *made = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -313,7 +313,7 @@ EXPORT cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
 }
 
 EXPORT cuMemFreeHost(void *address) {
-    ENTER;
+    ENTER_UNSAFE;
     synchronize_implicitly(held);
     auto found = hosts.find(reinterpret_cast<Address>(address));
     if (found == hosts.end() || found->second.registered) return INVALID_VALUE;

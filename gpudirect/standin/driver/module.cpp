@@ -168,13 +168,13 @@ extern "C" __attribute__((visibility("default"))) int standin_run(const char *na
 }
 
 EXPORT cuModuleLoadDataEx(Module **module, const char *image, unsigned n, int *options, void **values) {
-    ENTER;
+    ENTER_UNSAFE;
     synchronize_implicitly(held);
     return load(module, image, n, options, values);
 }
 
 EXPORT cuModuleLoadData(Module **module, const char *image) {
-    ENTER;
+    ENTER_UNSAFE;
     synchronize_implicitly(held);
     return load(module, image, 0, nullptr, nullptr);
 }
@@ -196,7 +196,7 @@ EXPORT cuModuleGetFunction(Function **function, Module *module, const char *name
 
 // Its first launch then does not wait.
 EXPORT cuFuncLoad(Function *function) {
-    ENTER;
+    ENTER_UNSAFE;
     function->loaded = true;
     return OK;
 }

@@ -12,10 +12,11 @@ std::mutex lock;
 Settings &settings = *new Settings;
 std::condition_variable &changed = *new std::condition_variable;
 std::atomic<Status> lost = OK;
+thread_local bool destroying;
 
 namespace {
 
-const char *const NAMES[COUNTED] = {"allocation", "mapping", "reservation", "host", "registered", "stream", "event", "module", "graph", "exec", "context", "work"};
+const char *const NAMES[COUNTED] = {"allocation", "mapping", "reservation", "host", "registered", "stream", "event", "module", "graph", "exec", "object", "context", "work"};
 int live[COUNTED];
 // The injected failure: a function, and the number of its calls until then.
 struct {
@@ -67,6 +68,7 @@ void count(Counted what, int by) {
 }
 
 Status failing(const char *call) {
+    if (destroying) return NOT_PERMITTED;
     if (lost) return lost;
     calls[call]++;
     if (!fault.code || strcmp(fault.call, call) || --fault.nth) return OK;

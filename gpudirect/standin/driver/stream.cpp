@@ -131,11 +131,20 @@ void start(Stream &stream, void (*work)(Held &, Stream &)) {
     }).detach();
 }
 
+bool records(const Work &work, const SharedPassage &passage, uint64_t time) {
+    if ((work.kind == Work::RECORD || work.kind == Work::GRAPH) && work.passage == passage && work.value == time) return true;
+    for (size_t i = 0; i < work.times.size(); i++) {
+        const Work &node = work.program->nodes[i].work;
+        if (node.kind == Work::RECORD && node.passage == passage && work.times[i] == time) return true;
+    }
+    return false;
+}
+
 // The stream with pending work after which an event will have completed this many times.
 Stream *recording(const SharedPassage &passage, uint64_t time) {
     for (Stream *stream : streams) {
         for (const Work &work : stream->queue) {
-            if ((work.kind == Work::RECORD || work.kind == Work::GRAPH) && work.passage == passage && work.value == time) return stream;
+            if (records(work, passage, time)) return stream;
         }
     }
     return nullptr;
@@ -187,7 +196,7 @@ void wait_for_space(Stream &stream) {
 Status put(Stream &stream, Work work) {
     if (Capture *capture = stream.capture.get()) {
         if (capture->invalid) return CAPTURE_INVALIDATED;
-        auto &nodes = capture->program->nodes;
+        auto &nodes = capture->graph->program->nodes;
         nodes.push_back({std::move(work), stream.branch, stream.tails});
         stream.tails = {nodes.size() - 1};
         return OK;
@@ -273,7 +282,7 @@ Status perform(Held &held, const Work &work) {
             return wait_for(held, work.passage, work.value, working);
         case Work::GRAPH:
             code = wait_for(held, work.passage, work.value - 1, working);
-            if (!code) code = run_program(held, *work.program);
+            if (!code) code = run_program(held, *work.program, work.times);
             work.passage->pass(work.value);
             return code;
         default:
@@ -343,7 +352,7 @@ EXPORT cuStreamDestroy_v2(Stream *stream) {
 }
 
 EXPORT cuStreamSynchronize(Stream *stream) {
-    ENTER;
+    ENTER_UNSAFE;
     if (stream->capture) {
         stream->capture->invalid = true;
         return CAPTURE_UNSUPPORTED;
@@ -352,7 +361,7 @@ EXPORT cuStreamSynchronize(Stream *stream) {
 }
 
 EXPORT cuStreamQuery(Stream *stream) {
-    ENTER;
+    ENTER_UNSAFE;
     if (stream->capture) {
         stream->capture->invalid = true;
         return CAPTURE_UNSUPPORTED;
@@ -360,13 +369,18 @@ EXPORT cuStreamQuery(Stream *stream) {
     return stream->idle() ? std::exchange(stream->failed, OK) : pending();
 }
 
-EXPORT cuStreamWaitEvent(Stream *stream, Event *event, unsigned) {
+EXPORT cuStreamWaitEvent(Stream *stream, Event *event, unsigned flags) {
     ENTER;
-    if (event->capture) {
+    Work work;
+    work.kind = Work::DEPEND;
+    work.passage = event->passage;
+    const bool external = flags == 1;
+    if (event->capture && !external) {
+        if (!event->capture->graph) return CAPTURED_EVENT;
         if (stream->capture && stream->capture != event->capture) return CAPTURE_INVALIDATED;
         if (!stream->capture) {
             stream->capture = event->capture;
-            stream->branch = ++event->capture->program->branches;
+            stream->branch = ++event->capture->graph->program->branches;
             stream->tails.clear();
         }
         for (size_t tail : event->tails) {
@@ -374,13 +388,12 @@ EXPORT cuStreamWaitEvent(Stream *stream, Event *event, unsigned) {
         }
         return OK;
     }
-    // For an event outside the capture, only what had already completed counts.
-    if (stream->capture) return put(*stream, {});
-    Work work;
-    work.kind = Work::DEPEND;
-    work.passage = event->passage;
     work.value = event->passage->recorded();
-    return put(*stream, std::move(work));
+    if (!stream->capture || external) return put(*stream, std::move(work));
+    // An event that was never recorded does not block.
+    if (!work.value) return OK;
+    stream->capture->invalid = true;
+    return CAPTURE_ISOLATION;
 }
 
 EXPORT cuLaunchHostFunc(Stream *stream, void (*function)(void *), void *argument) {
@@ -401,6 +414,7 @@ EXPORT cuEventCreate(Event **event, unsigned) {
 
 EXPORT cuEventDestroy_v2(Event *event) {
     ENTER;
+    event->passage->destroyed = true;
     delete event;
     count(EVENT, -1);
     return OK;
@@ -420,12 +434,12 @@ EXPORT cuEventRecord(Event *event, Stream *stream) {
 }
 
 EXPORT cuEventQuery(Event *event) {
-    ENTER;
+    ENTER_UNSAFE;
     return event->passage->passed() < event->passage->recorded() ? pending() : OK;
 }
 
 EXPORT cuEventSynchronize(Event *event) {
-    ENTER;
+    ENTER_UNSAFE;
     return wait_for(held, event->passage, event->passage->recorded(), nullptr);
 }
 

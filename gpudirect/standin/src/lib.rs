@@ -20,6 +20,8 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use doorbell_cuda::{Driver, LoadError};
 use libloading::os::unix::Library;
@@ -37,7 +39,7 @@ pub enum ExecutionMode {
     Prompt,
 }
 
-const COUNTED: [&str; 12] = [
+const COUNTED: [&str; 13] = [
     "allocation",
     "mapping",
     "reservation",
@@ -48,6 +50,7 @@ const COUNTED: [&str; 12] = [
     "module",
     "graph",
     "exec",
+    "object",
     "context",
     "work",
 ];
@@ -141,8 +144,8 @@ impl Standin {
     }
 
     /// The number of live objects of a kind: "allocation", "mapping", "reservation", "host",
-    /// "registered", "stream", "event", "module", "graph", "exec", "context"; and "work",
-    /// operations in progress.
+    /// "registered", "stream", "event", "module", "graph", "exec", "object" (of users), "context";
+    /// and "work", operations in progress.
     ///
     /// # Panics
     /// For any other name.
@@ -262,11 +265,19 @@ impl Standin {
         unsafe { self.function::<Run>("standin_run")(kernel.as_ptr(), blocks, threads, arguments.as_mut_ptr()) == 0 }
     }
 
-    /// Asserts that everything is released, and that the thread's capture mode is the initial one.
+    /// Asserts that everything is released, user objects within ten seconds, and that the thread's
+    /// capture mode is the initial one.
     ///
     /// # Panics
     /// Otherwise.
     pub fn assert_nothing_left(&self, after: &str) {
+        // A thread of the driver releases them.
+        for _ in 0..10_000 {
+            match self.count("object") {
+                0 => break,
+                _ => thread::sleep(Duration::from_millis(1)),
+            }
+        }
         let left: Vec<_> = COUNTED
             .into_iter()
             .map(|name| (name, self.count(name)))

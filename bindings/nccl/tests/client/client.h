@@ -36,6 +36,19 @@ void gpu_write(void *into, const void *from, size_t bytes, cudaStream_t stream);
 void gpu_read(void *into, const void *from, size_t bytes, cudaStream_t stream);
 void gpu_synchronize(cudaStream_t stream);
 
+/* Calls a function of the host in the order of the stream. */
+void gpu_call(cudaStream_t stream, void (*called)(void *), void *argument);
+/* Later work of one stream waits for earlier work of another. */
+void gpu_order(cudaStream_t earlier, cudaStream_t later);
+/* In the mode in which programs capture: no thread may load, allocate or query meanwhile. */
+void gpu_capture(cudaStream_t stream);
+/* An instance of what was captured. */
+void *gpu_captured(cudaStream_t stream);
+void gpu_launch(void *instance, cudaStream_t stream);
+void gpu_instance_destroy(void *instance);
+/* How many there are of a kind of object of the stand-in. */
+int gpu_count(const char *kind);
+
 ncclComm_t join(void);
 /* The state of a communicator that is in progress at first. */
 ncclResult_t state_at_last(ncclComm_t comm);
@@ -47,8 +60,11 @@ int names_rank(ncclComm_t comm, int other);
 void collectives(void);
 void messages(void);
 void groups(void);
+void overlaps(void);
 void killed(void);
 void abort_operation(void);
+void abort_graph(void);
+void graphs(void);
 void abort_initialisation(void);
 void arguments(void);
 void split(void);

@@ -34,13 +34,15 @@ static void *abort_later(void *comm) {
 }
 
 /* The last rank waits for an operation of which the other has no part, until another thread aborts. */
-void abort_operation(void) {
+static void abort_one(int is_captured) {
     cudaStream_t stream = gpu_stream();
     float *memory = gpu_memory(COUNT * sizeof(float));
     ncclComm_t comm = join();
     if (rank == ranks - 1) {
         pthread_t thread;
+        if (is_captured) gpu_capture(stream);
         OK(ncclAllReduce(memory, memory, COUNT, ncclFloat32, ncclSum, comm, stream));
+        if (is_captured) gpu_launch(gpu_captured(stream), stream);
         pthread_create(&thread, NULL, abort_later, comm);
         gpu_synchronize(stream);
         pthread_join(thread, NULL);
@@ -56,6 +58,14 @@ void abort_operation(void) {
         CHECK(strstr(ncclGetLastError(comm), "ncclCommAbort"));
         OK(ncclCommAbort(comm));
     }
+}
+
+void abort_operation(void) {
+    abort_one(0);
+}
+
+void abort_graph(void) {
+    abort_one(1);
 }
 
 static void *abort_when_begun(void *comm) {

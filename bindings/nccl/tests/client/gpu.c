@@ -52,3 +52,39 @@ void gpu_read(void *into, const void *from, size_t bytes, cudaStream_t stream) {
     CU("cuMemcpyDtoHAsync_v2", (void *, uint64_t, size_t, void *), into, (uintptr_t)from, bytes, stream);
     gpu_synchronize(stream);
 }
+
+void gpu_call(cudaStream_t stream, void (*called)(void *), void *argument) {
+    CU("cuLaunchHostFunc", (void *, void (*)(void *), void *), stream, called, argument);
+}
+
+void gpu_order(cudaStream_t earlier, cudaStream_t later) {
+    void *event;
+    CU("cuEventCreate", (void **, unsigned), &event, 2);
+    CU("cuEventRecord", (void *, void *), event, earlier);
+    CU("cuStreamWaitEvent", (void *, void *, unsigned), later, event, 0);
+    CU("cuEventDestroy_v2", (void *), event);
+}
+
+void gpu_capture(cudaStream_t stream) {
+    CU("cuStreamBeginCapture_v2", (void *, unsigned), stream, 0);
+}
+
+void *gpu_captured(cudaStream_t stream) {
+    void *graph, *instance;
+    CU("cuStreamEndCapture", (void *, void **), stream, &graph);
+    CU("cuGraphInstantiateWithFlags", (void **, void *, unsigned long long), &instance, graph, 0);
+    CU("cuGraphDestroy", (void *), graph);
+    return instance;
+}
+
+void gpu_launch(void *instance, cudaStream_t stream) {
+    CU("cuGraphLaunch", (void *, void *), instance, stream);
+}
+
+void gpu_instance_destroy(void *instance) {
+    CU("cuGraphExecDestroy", (void *), instance);
+}
+
+int gpu_count(const char *kind) {
+    return ((int (*)(const char *))function("standin_count"))(kind);
+}

@@ -56,6 +56,26 @@ void messages(void) {
     OK(ncclCommDestroy(comm));
 }
 
+/* What is received overlaps what is sent, where contents are undefined: other memory is unharmed. */
+void overlaps(void) {
+    cudaStream_t stream = gpu_stream();
+    ncclComm_t comm = join();
+    int *memory = gpu_memory((size_t)(ranks + 2) * COUNT * sizeof(int)), *inside = memory + COUNT, *behind = inside + ranks * COUNT;
+    for (int part = 0; part < ranks + 2; part++) write_values(memory + part * COUNT, rank, part, 0, stream);
+    for (int shift = 0; shift <= COUNT / 4; shift += COUNT / 4) {
+        OK(ncclAlltoAll(inside, inside + shift, COUNT / 2, ncclInt32, comm, stream));
+        OK(ncclGroupStart());
+        OK(ncclSend(inside, COUNT / 2, ncclInt32, (rank + 1) % ranks, comm, stream));
+        OK(ncclRecv(inside + shift, COUNT / 2, ncclInt32, (rank + ranks - 1) % ranks, comm, stream));
+        OK(ncclGroupEnd());
+    }
+    CHECK(is(memory, rank, 0, 0, stream));
+    CHECK(is(behind, rank, ranks + 1, 0, stream));
+    OK(ncclAllReduce(behind, inside, COUNT, ncclInt32, ncclMax, comm, stream));
+    CHECK(is(inside, ranks - 1, ranks + 1, 0, stream));
+    OK(ncclCommDestroy(comm));
+}
+
 /* Two communicators, in which the ranks are in opposite orders, in one group. */
 void groups(void) {
     cudaStream_t streams[2] = { gpu_stream(), gpu_stream() };

@@ -16,11 +16,12 @@ use tempfile::TempDir;
 
 use crate::library;
 
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     "main.c",
     "gpu.c",
     "collectives.c",
     "groups.c",
+    "graphs.c",
     "failures.c",
     "derived.c",
     "windows.c",
@@ -148,6 +149,16 @@ fn groups_nest_and_span_communicators() {
 }
 
 #[test]
+fn received_memory_may_overlap_sent_memory() {
+    pass("overlaps", 3, 3, &[]);
+}
+
+#[test]
+fn graphs_of_the_program_mix_with_direct_operations_and_outlive_the_communicator() {
+    pass("graphs", 3, 3, &[]);
+}
+
+#[test]
 fn one_rank_is_a_communicator_too() {
     pass("messages", 1, 1, &[]);
 }
@@ -200,6 +211,11 @@ fn a_rank_joins_a_communicator_that_grows() {
 #[test]
 fn another_thread_aborts_an_operation() {
     pass("abort-operation", 2, 2, &[]);
+}
+
+#[test]
+fn an_abort_ends_the_launch_of_a_graph() {
+    pass("abort-graph", 2, 2, &[]);
 }
 
 #[test]

@@ -24,6 +24,11 @@ pub(crate) type RawModule = *mut c_void;
 pub(crate) type RawFunction = *mut c_void;
 pub(crate) type RawGraph = *mut c_void;
 pub(crate) type RawGraphExec = *mut c_void;
+/// `CUgraphNode`.
+pub(crate) type RawNode = *mut c_void;
+pub(crate) type RawUserObject = *mut c_void;
+/// `CUhostFn`.
+pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 /// `CUmemGenericAllocationHandle`.
 pub(crate) type AllocationHandle = u64;
 
@@ -122,6 +127,7 @@ pub(crate) mod status {
     pub(crate) const SYSTEM_DRIVER_MISMATCH: Status = 803;
     pub(crate) const COMPAT_NOT_SUPPORTED_ON_DEVICE: Status = 804;
     pub(crate) const STREAM_CAPTURE_UNSUPPORTED: Status = 900;
+    pub(crate) const STREAM_CAPTURE_INVALIDATED: Status = 901;
     pub(crate) const STREAM_CAPTURE_WRONG_THREAD: Status = 908;
 }
 
@@ -154,6 +160,15 @@ pub(crate) const CAPTURE_THREAD_LOCAL: c_uint = 1;
 pub(crate) const CAPTURE_RELAXED: c_uint = 2;
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.
 pub(crate) const CAPTURE_NONE: c_uint = 0;
+/// `CU_STREAM_CAPTURE_STATUS_ACTIVE`.
+pub(crate) const CAPTURE_ACTIVE: c_uint = 1;
+
+/// `CU_EVENT_WAIT_EXTERNAL`.
+pub(crate) const EVENT_WAIT_EXTERNAL: c_uint = 1;
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`.
+pub(crate) const USER_OBJECT_NO_SYNC: c_uint = 1;
+/// `CU_GRAPH_USER_OBJECT_MOVE`.
+pub(crate) const USER_OBJECT_MOVE: c_uint = 1;
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
 pub(crate) const ALLOCATION_PINNED: c_uint = 1;

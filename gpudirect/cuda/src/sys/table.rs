@@ -124,10 +124,19 @@ table! {
 
         fn thread_exchange_capture_mode = "cuThreadExchangeStreamCaptureMode"(mode: *mut c_uint);
         fn stream_is_capturing = "cuStreamIsCapturing"(stream: RawStream, status: *mut c_uint);
+        fn stream_get_capture_info = "cuStreamGetCaptureInfo_v2"(
+            stream: RawStream, status: *mut c_uint, id: *mut u64, graph: *mut RawGraph, dependencies: *mut *const RawNode, count: *mut usize
+        );
         fn stream_begin_capture = "cuStreamBeginCapture_v2"(stream: RawStream, mode: c_uint);
         fn stream_end_capture = "cuStreamEndCapture"(stream: RawStream, graph: *mut RawGraph);
         fn graph_destroy = "cuGraphDestroy"(graph: RawGraph);
         fn graph_get_nodes = "cuGraphGetNodes"(graph: RawGraph, nodes: *mut *mut c_void, count: *mut usize);
+        fn graph_add_event_record_node = "cuGraphAddEventRecordNode"(node: *mut RawNode, graph: RawGraph, dependencies: *const RawNode, count: usize, event: RawEvent);
+        fn graph_add_dependencies = "cuGraphAddDependencies"(graph: RawGraph, from: *const RawNode, to: *const RawNode, count: usize);
+        fn graph_remove_dependencies = "cuGraphRemoveDependencies"(graph: RawGraph, from: *const RawNode, to: *const RawNode, count: usize);
+        fn user_object_create = "cuUserObjectCreate"(object: *mut RawUserObject, pointer: *mut c_void, destroy: HostFunction, references: c_uint, flags: c_uint);
+        fn user_object_release = "cuUserObjectRelease"(object: RawUserObject, count: c_uint);
+        fn graph_retain_user_object = "cuGraphRetainUserObject"(graph: RawGraph, object: RawUserObject, count: c_uint, flags: c_uint);
         fn graph_instantiate = "cuGraphInstantiateWithFlags"(exec: *mut RawGraphExec, graph: RawGraph, flags: c_ulonglong);
         fn graph_exec_destroy = "cuGraphExecDestroy"(exec: RawGraphExec);
         fn graph_upload = "cuGraphUpload"(exec: RawGraphExec, stream: RawStream);

@@ -1,8 +1,12 @@
 //! Capture and graphs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use doorbell_cuda::{CaptureMode, DeviceMemory, Driver, Error, Event, HostMemory, Memory, Stream};
+use doorbell_cuda::{
+    CaptureMode, DeviceMemory, Driver, Error, Event, GraphExec, HostMemory, Memory, Stream, StreamOrder, WaitCondition,
+};
 
 use super::{Outcome, Setting, add_one, pattern};
 
@@ -156,5 +160,93 @@ pub(super) fn keeps_its_memory(driver: Driver) -> Outcome {
     setting.stream.synchronize()?;
     assert_eq!(setting.context.reap(), 0);
     assert!(back.bytes_mut()? == bytes);
+    setting.finish()
+}
+
+/// A graph of the program, which this crate knows by its stream alone, keeps what it uses.
+pub(super) fn captured_elsewhere(driver: Driver) -> Outcome {
+    let setting = Setting::new(driver)?;
+    let follower = Stream::new(&setting.context)?;
+    let mut host = HostMemory::alloc(&setting.context, 1000)?;
+    let exec = {
+        let through = DeviceMemory::alloc(&setting.context, host.len())?;
+        let graph = setting.stream.capture(CaptureMode::ThreadLocal, &[], || {
+            for value in [5, 6] {
+                // SAFETY: the setting keeps the stream, and its capture goes on.
+                let stream = unsafe { Stream::borrow_raw(setting.stream.as_raw(), &follower)? };
+                assert!(stream.is_capturing()?);
+                stream.fill(through.all(), value)?;
+                stream.copy(host.all(), through.all())?;
+            }
+            Ok(())
+        })?;
+        graph.instantiate()?
+    };
+    assert!(follower.is_idle()? && matches!(host.bytes_mut(), Err(Error::Shared)));
+    exec.launch(&setting.stream)?;
+    setting.stream.synchronize()?;
+    drop(exec);
+    // The driver releases it in a thread of its own.
+    let begun = Instant::now();
+    let bytes = loop {
+        setting.context.reap();
+        if let Ok(bytes) = host.bytes_mut() {
+            break bytes.to_vec();
+        }
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "it is kept when the graph is gone"
+        );
+        thread::sleep(Duration::from_millis(1));
+    };
+    assert!(bytes == [6; 1000]);
+    setting.finish()
+}
+
+/// Operations that append their number to a log, in streams and graphs that nothing else orders.
+/// The first is late, so that the others would overtake it.
+pub(super) fn ordered(driver: Driver) -> Outcome {
+    let setting = Setting::new(driver)?;
+    let stream = || Stream::new(&setting.context);
+    let (one, other, third, opener) = (stream()?, stream()?, stream()?, stream()?);
+    let (log, before, gate) = (
+        setting.device(&[0; 64])?,
+        setting.device(&[0; 63])?,
+        setting.device(&[0; 4])?,
+    );
+    setting.stream.synchronize()?;
+    let operation = |order: &mut StreamOrder, stream: &Stream, number: u8| -> Result<(), Error> {
+        let turn = order.begin(stream)?;
+        stream.copy(before.all(), log.span(..63)?)?;
+        stream.fill(log.span(..1)?, number)?;
+        stream.copy(log.span(1..)?, before.all())?;
+        order.end(turn, stream).map(drop)
+    };
+    let capture = |order: &mut StreamOrder, [first, second]: [u8; 2]| -> Result<GraphExec, Error> {
+        let fork = Event::new(&setting.context)?;
+        let graph = setting.stream.capture(CaptureMode::ThreadLocal, &[&other], || {
+            setting.stream.record(&fork)?;
+            other.wait(&fork)?;
+            operation(order, &setting.stream, first)?;
+            operation(order, &other, second)?;
+            other.record(&fork)?;
+            setting.stream.wait(&fork)
+        })?;
+        graph.instantiate()
+    };
+    let mut order = StreamOrder::new(&setting.context);
+    one.wait_value32(gate.all(), WaitCondition::Equal(1))?;
+    operation(&mut order, &one, 1)?;
+    let (first, second) = (capture(&mut order, [2, 3])?, capture(&mut order, [4, 5])?);
+    first.launch(&setting.stream)?;
+    second.launch(&other)?;
+    operation(&mut order, &third, 6)?;
+    first.launch(&one)?;
+    operation(&mut order, &other, 7)?;
+    opener.write_value32(gate.all(), 1)?;
+    setting.context.synchronize()?;
+    let mut numbers = setting.read(&log)?;
+    numbers.truncate(9);
+    assert_eq!(numbers, [7, 3, 2, 6, 5, 4, 3, 2, 1], "the latest first");
     setting.finish()
 }

@@ -37,7 +37,7 @@ cases! {
     copies: round_trip, fills, ranges_are_checked, peer_to_peer, batches, registered, bytes_and_words;
     streams: events, times, words, dropped_in_flight, slices_wait, slices_are_of_the_last_handle, borrowed, threads;
     kernels: run, refused;
-    graphs: replayed, forked, aborted, nested, keeps_its_memory;
+    graphs: replayed, forked, aborted, nested, keeps_its_memory, captured_elsewhere, ordered;
     sharing: by_descriptor, not_memory, foreign, pointers, dma_bufs, nothing_is_left;
 }
 

@@ -170,7 +170,7 @@ pub(super) fn borrowed(driver: Driver) -> Outcome {
     let end = Event::new(&setting.context)?;
     setting.keep_busy(200)?;
     // SAFETY: the setting keeps the stream.
-    let stream = unsafe { Stream::borrow_raw(setting.stream.as_raw(), &follower) };
+    let stream = unsafe { Stream::borrow_raw(setting.stream.as_raw(), &follower)? };
     stream.fill(memory.all(), 7)?;
     stream.copy(host.all(), memory.all())?;
     stream.record(&end)?;
