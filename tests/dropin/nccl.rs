@@ -1,11 +1,11 @@
-//! `doorbell run --nccl`: programs whose DT_RPATH leads to another NCCL.
+//! `doorbell run --nccl` and `doorbell env --nccl`: programs whose DT_RPATH leads to another NCCL.
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use crate::{built, doorbell, missing, texts};
+use crate::{address, built, doorbell, missing, texts};
 
 /// Prints the version, as the library that it is linked with says, and as one that is opened.
 const PROGRAM: &str = "#include <dlfcn.h>\n#include <stdio.h>\n\
@@ -27,28 +27,59 @@ fn compile(file: &Path, source: &str, options: &[&str]) -> Option<()> {
     compiler.status().is_ok_and(|status| status.success()).then_some(())
 }
 
+/// Such a program, beside another library; `None` without a compiler.
+fn program(folder: &Path) -> Option<String> {
+    let (other, program) = (folder.join("libnccl.so.2"), folder.join("program"));
+    let source = "int ncclGetVersion(int *version) { *version = 7; return 0; }\n";
+    let link = other.to_str().expect("a plain path");
+    compile(&other, source, &["-shared", "-fPIC", "-Wl,-soname,libnccl.so.2"])?;
+    compile(
+        &program,
+        PROGRAM,
+        &[link, "-ldl", "-Wl,--disable-new-dtags,-rpath,$ORIGIN"],
+    )?;
+    Some(program.to_str().expect("a plain path").to_owned())
+}
+
 #[test]
 fn no_other_nccl_is_loaded() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let (other, program) = (folder.path().join("libnccl.so.2"), folder.path().join("program"));
-    let source = "int ncclGetVersion(int *version) { *version = 7; return 0; }\n";
-    let link = other.to_str().expect("a plain path");
-    let built_both = compile(&other, source, &["-shared", "-fPIC", "-Wl,-soname,libnccl.so.2"]).and_then(|()| {
-        compile(
-            &program,
-            PROGRAM,
-            &[link, "-ldl", "-Wl,--disable-new-dtags,-rpath,$ORIGIN"],
-        )
-    });
-    if built_both.is_none() {
+    let Some(program) = program(folder.path()) else {
         return missing("a C compiler (gcc)");
-    }
+    };
     let prints = |options: &[&str]| {
-        let words = [&["run"], options, &["--", program.to_str().expect("a plain path")]].concat();
+        let words = [&["run"], options, &["--", &program]].concat();
         texts(&doorbell(&words).output().expect("doorbell was built"))
     };
     assert_eq!(prints(&[]), ("7 7\n".into(), String::new()));
     assert_eq!(prints(&["--nccl"]), ("23007 23007\n".into(), String::new()));
+}
+
+/// Twice: the second time the library is listed already.
+#[test]
+fn a_shell_can_take_the_variables() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let Some(program) = program(folder.path()) else {
+        return missing("a C compiler (gcc)");
+    };
+    let script = r#"eval "$("$1" env --nccl)"; eval "$("$1" env --nccl)"; "$2"; echo $LD_PRELOAD"#;
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-euc", script, "sh"])
+        .arg(built().join("doorbell"))
+        .arg(program);
+    shell.env("DOORBELL_SOFT_ADDR", address()).env("TMPDIR", folder.path());
+    shell
+        .env_remove("XDG_RUNTIME_DIR")
+        .env_remove("LD_LIBRARY_PATH")
+        .env_remove("LD_PRELOAD");
+    let (stdout, stderr) = texts(&shell.output().expect("a shell"));
+    let lines: Vec<_> = stdout.lines().collect();
+    let is_listed_once = |list: &str| list.matches("/libdoorbell_nccl.so").count() == 1;
+    assert!(
+        matches!(lines[..], ["23007 23007", list] if is_listed_once(list)),
+        "{stdout}{stderr}"
+    );
 }
 
 #[test]

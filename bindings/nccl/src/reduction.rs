@@ -104,6 +104,12 @@ impl Operator {
             Self::Known(reduction) => return Ok(reduction.clone()),
             Self::ScaledBy(start, data) => (*start, *data),
         };
+        if stream.is_capturing()? {
+            return Err(Failure::invalid_usage(
+                "an operator's scalar in device memory cannot be read in a stream that is being captured into a \
+                 graph: create it with ncclScalarHostImmediate",
+            ));
+        }
         // SAFETY: the caller's promise.
         let scalar = unsafe { Foreign::name(context, start, data.bytes())? };
         let host = HostMemory::alloc(context, data.bytes())?;

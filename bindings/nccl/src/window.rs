@@ -10,7 +10,7 @@ use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
 use doorbell_collectives::gpu::GpuError;
-use doorbell_cuda::{Context, DevicePtr, Foreign};
+use doorbell_cuda::{Context, DevicePtr, Foreign, RelaxedCapture};
 
 use crate::abi::{Opaque, Status, present};
 use crate::derivation::Turn;
@@ -94,6 +94,7 @@ pub(crate) fn deregister(communicator: Opaque, window: Opaque) -> Result<Status,
     drop(windows);
     if let Some(window) = removed {
         let gpu = &known.initialised()?.gpu;
+        let _relaxed = RelaxedCapture::enter(gpu.context().driver());
         gpu.deregister(&window.memory(gpu.context())?);
     }
     Ok(Status::Success)
@@ -133,6 +134,8 @@ pub(crate) fn complete(all: Vec<Registration>) -> Result<(), Failure> {
 impl Registration {
     fn run(self) -> Result<(), Failure> {
         let gpu = &self.turn.come()?.gpu;
+        // The program may capture in another thread.
+        let _relaxed = RelaxedCapture::enter(gpu.context().driver());
         let memory = self.window.memory(gpu.context())?;
         match gpu.register(&memory) {
             Ok(()) => {

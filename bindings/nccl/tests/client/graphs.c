@@ -54,8 +54,12 @@ static void *capture_several(ncclComm_t comm) {
     return gpu_captured(streams[0]);
 }
 
+/* A scalar that would have to be read now is refused, and the capture goes on. */
 static void *capture_one(ncclComm_t comm) {
+    int scaled;
+    OK(ncclRedOpCreatePreMulSum(&scaled, buffers[INPUT], ncclInt32, ncclScalarDevice, comm));
     gpu_capture(streams[2]);
+    FAILS(ncclAllReduce(buffers[INPUT], buffers[MOST], COUNT, ncclInt32, scaled, comm, streams[2]), ncclInvalidUsage, "captured");
     OK(ncclAllReduce(buffers[INPUT], buffers[MOST], COUNT, ncclInt32, ncclMax, comm, streams[2]));
     return gpu_captured(streams[2]);
 }

@@ -32,7 +32,7 @@ static void check_sum(ncclComm_t comm, char *memory, cudaStream_t stream) {
 
 void windows(void) {
     size_t bytes = OFFSET + BYTES;
-    cudaStream_t stream = gpu_stream();
+    cudaStream_t stream = gpu_stream(), captured = gpu_stream();
     ncclComm_t comm = join(), other = NULL;
     ncclWindow_t shared, unshared, local = NULL;
     void *allocated, *pointer;
@@ -41,11 +41,13 @@ void windows(void) {
     OK(ncclCommSplit(comm, 0, 0, &other, NULL));
     check_sum(comm, allocated, stream);
     int before = mapped();
-    /* In one group; memory of cuMemAlloc cannot be shared by descriptor, and is accepted. */
+    /* In one group, which disturbs no capture; memory of cuMemAlloc cannot be shared by descriptor, and is accepted. */
+    gpu_capture(captured);
     OK(ncclGroupStart());
     OK(ncclCommWindowRegister(comm, allocated, bytes, &shared, NCCL_WIN_COLL_SYMMETRIC));
     OK(ncclCommWindowRegister(comm, plain, bytes, &unshared, NCCL_WIN_COLL_SYMMETRIC));
     OK(ncclGroupEnd());
+    gpu_instance_destroy(gpu_captured(captured));
     int all = getenv("DOORBELL_GPU") ? 0 : ranks - 1;
     CHECK(mapped() >= before + all);
     check_sum(comm, allocated, stream);
@@ -64,8 +66,10 @@ void windows(void) {
     FAILS(ncclCommWindowRegister(comm, plain, 0, &local, NCCL_WIN_COLL_SYMMETRIC), ncclInvalidArgument, "size is 0");
     /* None waits for another rank. */
     before = mapped();
+    gpu_capture(captured);
     OK(ncclCommWindowDeregister(comm, rank % 2 ? shared : unshared));
     OK(ncclCommWindowDeregister(comm, rank % 2 ? unshared : shared));
+    gpu_instance_destroy(gpu_captured(captured));
     CHECK(mapped() <= before - all);
     check_sum(comm, allocated, stream);
     OK(ncclCommDestroy(comm));
