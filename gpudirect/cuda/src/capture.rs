@@ -136,7 +136,8 @@ pub(crate) struct CaptureInfo {
 }
 
 impl Stream {
-    /// The capture that it is in, also one of the program. To be called under no lock of the stream.
+    /// The capture that it is in, also one of the program. To be called under no lock of the
+    /// stream.
     pub(crate) fn captured(&self) -> Result<Option<Arc<Captured>>, Error> {
         let known = self.inner().state().capture.clone();
         // A borrowed one has it from the beginning.
