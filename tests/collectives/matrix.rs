@@ -48,8 +48,11 @@ impl Team {
             // machine gives the peer no processor: eight of 67 ms did not, beside three builds.
             config.timeout = 15;
         }
-        let world = World::new(ranks, &[device], config);
-        let memory = world.engines.iter().map(|engine| engine.allocate(2 * HALF).unwrap());
+        let mut world = World::new(ranks, &[device], config);
+        let memory = world
+            .engines
+            .iter_mut()
+            .map(|engine| engine.allocate(2 * HALF).unwrap());
         Self {
             memory: memory.collect(),
             world,
