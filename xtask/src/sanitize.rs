@@ -1,8 +1,8 @@
 //! `cargo xtask sanitize`: the safe API over its in-memory provider, the device, its C interfaces
 //! and the examples, under AddressSanitizer, ThreadSanitizer, Valgrind, Miri and loom.
 //!
-//! The sanitizers are unstable options of rustc, enabled through RUSTC_BOOTSTRAP. ThreadSanitizer
-//! has a nightly, which builds the standard library with it, too.
+//! The sanitizers are unstable options of rustc, enabled through RUSTC_BOOTSTRAP. For
+//! ThreadSanitizer the standard library is built with it, too, which takes a nightly.
 
 mod dropin;
 mod miri;
@@ -23,10 +23,10 @@ Usage: cargo xtask sanitize [TOOL]...
 Tools:
   address    AddressSanitizer and LeakSanitizer
   dropin     stock programs on drop-in libraries with AddressSanitizer
-  thread     ThreadSanitizer
+  thread     ThreadSanitizer, where a nightly with Miri and rust-src is installed
   valgrind   memcheck
   loom       models of the lock-free parts, over all interleavings
-  miri       undefined behaviour, where the component is installed
+  miri       undefined behaviour, where that nightly is installed
   all        all of them [default]
 
 Exit status: 0 when nothing failed, 1 when something did, 2 on bad usage.

@@ -6,11 +6,17 @@ mod common;
 
 use std::fs;
 use std::net::Ipv4Addr;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use doorbell_softroce_rdmacm::*;
 use doorbell_verbs_sys::rdmacm::*;
 
 use common::*;
+
+fn thread_count() -> usize {
+    fs::read_dir("/proc/self/task").unwrap().count()
+}
 
 /// Whether a device's threads run: they have its name.
 fn is_open() -> bool {
@@ -25,9 +31,16 @@ fn is_open() -> bool {
 fn devices_are_open_before_the_port_is_known() {
     let id = Id::new(channel(), RDMA_PS_TCP);
     assert!(!is_open());
+    let before = thread_count();
     let wildcard = sys((Ipv4Addr::UNSPECIFIED, 0).into());
     // SAFETY: the identifier and the address are live.
     ok(unsafe { rdma_bind_addr(id.0, at(&wildcard)) });
-    assert!(is_open(), "no device is open");
+    assert!(thread_count() > before, "no device is open");
+    // A thread names itself when it first runs.
+    let since = Instant::now();
+    while !is_open() {
+        assert!(since.elapsed() < Duration::from_secs(30), "the threads are no device's");
+        thread::yield_now();
+    }
     id.destroy();
 }

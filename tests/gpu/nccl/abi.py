@@ -93,7 +93,7 @@ def main():
     parser.add_argument("library")
     parser.add_argument("programs", nargs="*", default=ALL)
     parser.add_argument("--ranks", type=int, default=2)
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     failed = []
     with tempfile.TemporaryDirectory() as folder:
         # The loader goes by the name.

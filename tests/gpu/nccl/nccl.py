@@ -156,7 +156,7 @@ def main():
     parser.add_argument("doorbell")
     parser.add_argument("parts", nargs="*", default=["speeds", "losses", "variants", "survivors"])
     parser.add_argument("--turns", type=int, default=3)
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     doorbell = os.path.abspath(args.doorbell)
     soft = [doorbell, "run", "--"]
     paths = {

@@ -27,8 +27,8 @@ pub(super) fn cargo(arguments: &[&str]) -> Command {
     command
 }
 
-/// What is to be done about a toolchain that is not there. Only in CI it is installed: a toolchain
-/// of somebody's own machine is left as it is.
+/// What is missing, with the command that installs it; `None` when all is there. Installs it in CI
+/// alone: the toolchains of a developer's machine are left as they are.
 pub(super) fn missing() -> Result<Option<String>> {
     let rustup = setup::in_path("rustup");
     if rustup && is_complete()? {
