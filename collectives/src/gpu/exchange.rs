@@ -23,10 +23,10 @@ const VERSION: u64 = 1;
 const MAX_MESSAGES: usize = 224;
 /// A queue per peer and direction, and one of this rank's messages to itself.
 const MAX_QUEUES: usize = 32;
-/// Maximum thread blocks of sends and receives, all of which must be resident; and of copies.
+/// Maximum thread blocks of sends and receives, all of which must be resident; and of copies, which
+/// wait for nothing.
 const MAX_BLOCKS: u32 = 128;
 const MAX_COPY_BLOCKS: u32 = 32;
-const THREADS: u32 = 512;
 /// Slots of a channel.
 const SLOTS: u64 = 4;
 const MAX_SLOT: u64 = 256 << 10;
@@ -124,6 +124,7 @@ pub(super) struct ExchangeExecutor {
     kernels: CollectiveKernels,
     kernel: OnceLock<Kernel>,
     layout: ExchangeLayout,
+    threads: u32,
     rank: Rank,
     arenas: Vec<u64>,
     control: u64,
@@ -131,11 +132,18 @@ pub(super) struct ExchangeExecutor {
 
 impl ExchangeExecutor {
     /// `arenas` are the device pointers of all ranks' arenas, `control` that of [`Peers::control`].
-    pub(super) fn new(peers: &Peers, arenas: Vec<u64>, control: u64, blocks: u32) -> Self {
+    /// Launches have at most `blocks` thread blocks of `threads` threads.
+    pub(super) fn new(
+        peers: &Peers,
+        arenas: Vec<u64>,
+        control: u64,
+        (blocks, threads): (u32, u32),
+    ) -> Self {
         Self {
             kernels: CollectiveKernels::exchange(peers.context()),
             kernel: OnceLock::new(),
             layout: ExchangeLayout::new(peers.areas(), arenas.len() as u32, blocks),
+            threads,
             rank: peers.rank(),
             arenas,
             control,
@@ -152,7 +160,7 @@ impl ExchangeExecutor {
         if blocks == 0 {
             return Ok(());
         }
-        let launch = Launch::linear(blocks, THREADS);
+        let launch = Launch::linear(blocks, self.threads);
         // SAFETY: the kernel's only parameter is this struct, in its version; the caller vouches
         // for the memory that it names.
         unsafe { self.kernel()?.launch(stream, launch, &[&arguments], uses)? };

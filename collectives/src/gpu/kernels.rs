@@ -14,7 +14,8 @@ use super::kernel::{KernelExecutor, Operation as Launched, Plan};
 use super::lower::LowerError;
 use super::options::GpuOptions;
 use super::peers::{MAX_PEERS, Peers};
-use super::program::{Function, LaunchShape, MAX_BLOCKS};
+use super::program::{Function, LaunchShape, MAX_BLOCKS, MAX_THREADS};
+use super::sharing::Sharing;
 use super::small::{self, SmallExecutor};
 use crate::algorithm::Algorithm;
 use crate::executor::Direction;
@@ -42,7 +43,7 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    pub(super) fn new(peers: Arc<Peers>, options: &GpuOptions) -> Self {
+    pub(super) fn new(peers: Arc<Peers>, options: &GpuOptions, sharing: &Sharing) -> Self {
         let arenas: Vec<u64> = peers
             .arenas()
             .memories()
@@ -51,15 +52,16 @@ impl Kernels {
             .collect();
         let stop = peers.control().device_ptr().0;
         let small = SmallExecutor::new(peers.context(), peers.rank(), arenas.clone(), peers.areas(), stop);
-        let most = options.blocks.unwrap_or(MAX_BLOCKS);
-        let exchange = ExchangeExecutor::new(&peers, arenas.clone(), stop, most);
+        let threads = sharing.exchange_threads(arenas.len() as u32);
+        let most = sharing.blocks(threads, options.blocks.unwrap_or(MAX_BLOCKS));
+        let exchange = ExchangeExecutor::new(&peers, arenas.clone(), stop, (most, threads));
         let executor = KernelExecutor::of(
             peers.context(),
             peers.rank(),
             arenas,
             peers.areas(),
             stop,
-            MAX_BLOCKS / 2,
+            sharing.blocks(MAX_THREADS, MAX_BLOCKS / 2),
         );
         Self {
             peers,

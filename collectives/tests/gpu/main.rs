@@ -11,4 +11,5 @@ mod gpus;
 mod graphs;
 mod groups;
 mod many;
+mod sharing;
 mod split;
