@@ -25,12 +25,10 @@ use super::split::{self, SideStream};
 use super::staged::Staged;
 use super::types;
 use super::watch::Watchdog;
-use crate::algorithm::Algorithm;
 use crate::communicator::{Communicator, StagedOperation};
 use crate::executor::Direction;
 use crate::plan::Collective;
 use crate::reference::Case;
-use crate::types::{DataType, Rank};
 
 /// One rank of a group that performs collectives on GPU memory.
 ///
