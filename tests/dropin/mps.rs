@@ -43,7 +43,10 @@ impl Machine {
         fs::create_dir(&programs).expect("the folder is empty");
         for program in ["cat", "sh", "sleep", "stat"] {
             let path = ["/usr/bin", "/bin"].map(|folder| PathBuf::from(folder).join(program));
-            let path = path.into_iter().find(|path| path.exists()).expect("a program of every system");
+            let path = path
+                .into_iter()
+                .find(|path| path.exists())
+                .expect("a program of every system");
             symlink(path, programs.join(program)).expect("the folder is empty");
         }
         if has_daemon {
@@ -109,7 +112,11 @@ fn a_daemon_is_started_for_the_command_and_ended_however_it_ends() {
         let machine = Machine::new(true);
         let output = machine.run(end);
         let (_, stderr) = texts(&output);
-        assert_eq!((output.status.code(), output.status.signal()), (code, signal), "{stderr}");
+        assert_eq!(
+            (output.status.code(), output.status.signal()),
+            (code, signal),
+            "{stderr}"
+        );
         assert!(
             stderr.lines().count() == 1 && stderr.contains("4 ranks share each GPU by an MPS daemon"),
             "{stderr}"
@@ -137,7 +144,10 @@ fn an_interrupt_while_the_daemon_starts_ends_it_and_starts_no_command() {
     let machine = Machine::new(true);
     let go = machine.folder.path().join("go");
     let mut command = machine.command("exit 0");
-    command.env("AT_START", format!("while ! [ -e {} ]; do sleep 0.05; done", go.display()));
+    command.env(
+        "AT_START",
+        format!("while ! [ -e {} ]; do sleep 0.05; done", go.display()),
+    );
     let mut child = command.process_group(0).spawn().expect("doorbell was built");
     machine.await_record("start");
     killpg(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).expect("it runs");
@@ -165,7 +175,11 @@ fn without_a_daemon_one_line_says_that_ranks_take_turns() {
         );
         let records = machine.records();
         assert_eq!(records.last().expect("the command's"), "command   4");
-        assert_eq!(records.len(), 1 + usize::from(has_daemon), "nothing to end: {records:?}");
+        assert_eq!(
+            records.len(),
+            1 + usize::from(has_daemon),
+            "nothing to end: {records:?}"
+        );
     }
 }
 

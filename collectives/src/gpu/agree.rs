@@ -32,11 +32,7 @@ pub(super) struct Agreed {
 }
 
 /// Collective, also for ranks without a GPU.
-pub(super) fn agree(
-    comm: &Communicator,
-    options: GpuOptions,
-    context: Option<&Context>,
-) -> Result<Agreed, GpuError> {
+pub(super) fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) -> Result<Agreed, GpuError> {
     let staging = match (options.sizes, context) {
         (Some(sizes), _) => sizes.staging,
         (None, Some(context)) => (context.device().total_memory()? / 32).min(STAGING),

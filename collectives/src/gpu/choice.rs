@@ -385,7 +385,10 @@ mod tests {
                 for (registered, has_streams) in [(false, false), (false, true), (true, true)] {
                     let given = (DataType::F32, count, registered);
                     let choice = Choice::new(&GpuOptions::default(), (4, &sharing), collective, given, has_streams);
-                    assert!(matches!(choice, Choice::Copies(..)), "{collective} of {count}: {choice:?}");
+                    assert!(
+                        matches!(choice, Choice::Copies(..)),
+                        "{collective} of {count}: {choice:?}"
+                    );
                 }
             }
         }

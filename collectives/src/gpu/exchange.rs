@@ -133,12 +133,7 @@ pub(super) struct ExchangeExecutor {
 impl ExchangeExecutor {
     /// `arenas` are the device pointers of all ranks' arenas, `control` that of [`Peers::control`].
     /// Launches have at most `blocks` thread blocks of `threads` threads.
-    pub(super) fn new(
-        peers: &Peers,
-        arenas: Vec<u64>,
-        control: u64,
-        (blocks, threads): (u32, u32),
-    ) -> Self {
+    pub(super) fn new(peers: &Peers, arenas: Vec<u64>, control: u64, (blocks, threads): (u32, u32)) -> Self {
         Self {
             kernels: CollectiveKernels::exchange(peers.context()),
             kernel: OnceLock::new(),

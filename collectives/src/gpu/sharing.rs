@@ -244,7 +244,10 @@ pub(super) mod tests {
                 assert!(resident <= 132 * BLOCK, "{ranks} ranks, blocks of {threads}");
             }
             let threads = sharing.exchange_threads(ranks);
-            assert!(exchange_queues(ranks) * threads * ranks * CONCURRENT <= 132 * BLOCK, "{ranks}");
+            assert!(
+                exchange_queues(ranks) * threads * ranks * CONCURRENT <= 132 * BLOCK,
+                "{ranks}"
+            );
         }
         assert_eq!(
             [2, 4, 8, 16].map(|ranks| on_one_gpu(ranks as usize).blocks(512, 128)),
@@ -287,6 +290,9 @@ pub(super) mod tests {
             Sharing::of(&vec![offer; ranks]).0
         };
         assert!(!of(16, 8).takes_turns, "a block each");
-        assert!(of(16, 16).takes_turns && of(14, 8).takes_turns, "less than a block each");
+        assert!(
+            of(16, 16).takes_turns && of(14, 8).takes_turns,
+            "less than a block each"
+        );
     }
 }

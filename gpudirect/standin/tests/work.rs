@@ -4,8 +4,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use doorbell_cuda::{
-    Argument, Attribute, CaptureMode, Context, DeviceMemory, Driver, Error, Event, HostMemory, Kernel, Launch, Memory, Module,
-    Stream, WaitCondition,
+    Argument, Attribute, CaptureMode, Context, DeviceMemory, Driver, Error, Event, HostMemory, Kernel, Launch, Memory,
+    Module, Stream, WaitCondition,
 };
 use doorbell_cuda_standin::{ExecutionMode, Standin};
 
