@@ -62,7 +62,7 @@ pub(super) fn provide(parent: &Path, ranks: u8) -> (Option<Daemon>, Vec<Variable
 impl Daemon {
     fn start(folder: PathBuf) -> Result<Self, String> {
         let text = |e: io::Error| e.to_string();
-        // Whoever can write to its pipes is a client.
+        // Any process that can write to its pipes is a client.
         DirBuilder::new().mode(0o700).create(&folder).map_err(text)?;
         // A file, as the daemon may keep it open.
         let said = folder.join("start.log");
