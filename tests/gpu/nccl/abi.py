@@ -107,7 +107,7 @@ def main():
                 theirs = ours if program in ALONE else run(program, args.ranks, None)
                 passed = ours is not None and theirs is not None and ours[0] == theirs[0]
                 times = " and ".join(
-                    f"{each[1]} ms, at most {each[2]} ({each[0]})" if each else "failed" for each in (ours, theirs)
+                    f"{each[1]} ms, {each[2]} in step {each[3]} ({each[0]})" if each else "failed" for each in (ours, theirs)
                 )
                 print(f"  {program}: {'ok' if passed else 'FAILED'}: Doorbell and NCCL {times}", flush=True)
             if not passed:

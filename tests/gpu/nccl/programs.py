@@ -36,8 +36,9 @@ class Report:
     def end(self):
         if RANK == 0:
             times = self.times[self.WARM :]
-            figures = (f"{each * 1e3:.3f}" for each in (statistics.median(times), max(times)))
-            print("result", self.digest.hexdigest()[:16], *figures, flush=True)
+            longest = max(range(len(times)), key=times.__getitem__)
+            figures = (f"{each * 1e3:.3f}" for each in (statistics.median(times), times[longest]))
+            print("result", self.digest.hexdigest()[:16], *figures, self.WARM + longest, flush=True)
 
 
 def torch_rank():
