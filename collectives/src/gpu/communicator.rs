@@ -5,14 +5,12 @@ mod end;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use doorbell_cuda::reduce::{OperandKind, Operator, Scalar, Source};
-use doorbell_cuda::{
-    CaptureMode, Context, DeviceMemory, Event, Graph, Memory, OwnedSpan, Shareable, Stream, StreamOrder, Turn,
-};
+use doorbell_cuda::collective::CollectiveKernels;
+use doorbell_cuda::{CaptureMode, Context, Event, Graph, Memory, OwnedSpan, Shareable, Stream, StreamOrder, Turn};
 
 use super::agree::agree;
 use super::call::{Checked, GpuCall};
-use super::choice::Choice;
+use super::choice::{self, Choice};
 use super::copies::{Copies, Operation};
 use super::error::GpuError;
 use super::group::Group;
@@ -28,7 +26,7 @@ use crate::communicator::{Communicator, StagedOperation};
 use crate::executor::Direction;
 use crate::plan::Collective;
 use crate::reference::Case;
-use crate::types::{DataType, Rank};
+use crate::types::{DataType, Rank, ReduceOp};
 
 /// One rank of a group that performs collectives on GPU memory.
 ///
@@ -53,6 +51,8 @@ pub struct GpuCommunicator {
     comm: Arc<Communicator>,
     context: Context,
     options: GpuOptions,
+    /// Of a context that another communicator may have given, and so dropped when work is done.
+    kernels: Option<Arc<CollectiveKernels>>,
 }
 
 enum OperationPath {
@@ -67,19 +67,17 @@ struct State {
     kernels: Option<Kernels>,
     side: Option<SideStream>,
     registered: Vec<Registered>,
-    scaled: Option<DeviceMemory>,
 }
 
 impl State {
-    fn new(context: &Context) -> Self {
-        Self {
-            order: StreamOrder::new(context),
+    fn new(context: &Context) -> Result<Self, GpuError> {
+        Ok(Self {
+            order: StreamOrder::new(context)?,
             copies: None,
             kernels: None,
             side: None,
             registered: Vec::new(),
-            scaled: None,
-        }
+        })
     }
 
     /// Memory shared by IPC handle, which other ranks may still have open. All else is released.
@@ -129,11 +127,15 @@ impl GpuCommunicator {
         path: OperationPath,
     ) -> Result<Self, GpuError> {
         let comm = Arc::clone(comm);
-        let mut state = State::new(context);
-        let mut words = None;
+        let mut state = State::new(context)?;
+        let (mut words, mut kernels) = (None, None);
         if let OperationPath::Direct(peers) = &path {
-            state.copies = Some(Copies::new(Arc::clone(peers), options.copiers.unwrap_or(1))?);
-            state.kernels = Some(Kernels::new(Arc::clone(peers), &options));
+            let kernels = kernels.insert(CollectiveKernels::of(context));
+            if choice::reduces_unregistered_by_copies(&options) {
+                kernels.reducer().prepare_all()?;
+            }
+            state.copies = Some(Copies::new(kernels, Arc::clone(peers), options.copiers.unwrap_or(1))?);
+            state.kernels = Some(Kernels::new(kernels, Arc::clone(peers), &options)?);
             state.side = Some(SideStream::new(context)?);
             words = Some(Arc::clone(peers));
         }
@@ -146,6 +148,7 @@ impl GpuCommunicator {
             comm,
             context: context.clone(),
             options,
+            kernels,
         })
     }
 
@@ -258,6 +261,15 @@ impl GpuCommunicator {
         let OperationPath::Direct(peers) = &self.path else {
             return Ok(());
         };
+        if let Some(kernels) = self
+            .kernels
+            .as_ref()
+            .filter(|_| choice::reduces_registered_by_copies(self.size()))
+        {
+            let loaded = kernels.reducer().prepare_all();
+            // The others would wait for this rank until the deadline.
+            loaded.inspect_err(|error| self.abort(&format!("it cannot load kernels: {error}")))?;
+        }
         let mapped = self
             .comm
             .with_exchange(|group| Ok(peers.map(group.control_mut(), memory)))??;
@@ -471,17 +483,11 @@ impl GpuCommunicator {
             kernels: Some(kernels),
             side: Some(side),
             registered,
-            scaled,
             ..
         } = state
         else {
             return Ok(());
         };
-        let scalar = call
-            .reduction
-            .scale
-            .filter(|_| checked.scalar.is_some())
-            .map_or(0, |scalar| scalar.bits());
         // For gather and reduce the other ranks do not know the root's output address, and for
         // scatter the offsets differ.
         let is_alike = !matches!(
@@ -496,8 +502,9 @@ impl GpuCommunicator {
             })
         });
         let is_registered = registered.is_some();
-        // Not in a capture of the program: they would be in it until its end.
-        let has_streams = turn.can_span(side.stream());
+        // Not in a capture of the program: they would be in it until its end. And copy engines do
+        // not scale.
+        let has_streams = turn.can_span(side.stream()) && checked.op != ReduceOp::PreMulSum;
         let given = (call.data, call.count, is_registered);
         let choice = Choice::new(&self.options, self.size(), call.collective, given, has_streams);
         let operation = |algorithm, slice| Operation {
@@ -513,60 +520,22 @@ impl GpuCommunicator {
             registered,
             slice,
         };
-        let reduction = (checked.op, scalar);
+        let reduction = (checked.op, checked.scalar);
         match choice {
             Choice::Small(cut) => kernels.run_short(call, (checked.input, checked.output), reduction, cut, stream),
             Choice::Kernel(algorithm, cut) => kernels.run(&operation(algorithm, 0), reduction, cut, stream),
-            Choice::Copies(algorithm, slice) => {
-                self.enqueue_copies(copies, scaled, &operation(algorithm, slice), checked.scalar, stream)
-            }
+            Choice::Copies(algorithm, slice) => copies.run(&operation(algorithm, slice), stream),
             Choice::Split(at, (algorithm, slice), (beside_it, cut)) => {
                 let (first, rest) = split::parts(&operation(algorithm, slice), at, beside_it)?;
-                // Loading may wait for the whole device, so it precedes all work that waits for
-                // other ranks.
-                copies.prepare_all(&first)?;
+                // A refusal comes before all work that waits for other ranks.
+                copies.prepare(&first)?;
                 side.run(
                     stream,
                     |side| kernels.run(&rest, reduction, cut, side),
-                    || self.enqueue_copies(copies, scaled, &first, checked.scalar, stream),
+                    || copies.run(&first, stream),
                 )
             }
         }
-    }
-
-    /// Enqueues an operation for the copy engines. They do not scale: a kernel does so first.
-    fn enqueue_copies(
-        &self,
-        copies: &mut Copies,
-        scaled: &mut Option<DeviceMemory>,
-        operation: &Operation<'_>,
-        scalar: Option<Scalar>,
-        stream: &Stream,
-    ) -> Result<(), GpuError> {
-        let (Some(scalar), Some(span)) = (scalar, operation.input) else {
-            return copies.run(operation, stream);
-        };
-        copies.warm_up(operation.data, Operator::Sum)?;
-        let memory = match scaled.take().filter(|memory| memory.len() >= span.len()) {
-            Some(memory) => memory,
-            None => DeviceMemory::alloc(&self.context, span.len())?,
-        };
-        let memory = scaled.insert(memory);
-        let into = memory.span(..span.len())?;
-        let source = Source::elements(span).times(scalar);
-        copies.reducer().reduce(
-            stream,
-            types::data(operation.data),
-            Operator::Sum,
-            &[source],
-            (OperandKind::Element, into),
-        )?;
-        let operation = Operation {
-            input: Some(into),
-            in_place: false,
-            ..*operation
-        };
-        copies.run(&operation, stream)
     }
 }
 

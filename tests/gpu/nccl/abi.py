@@ -2,7 +2,7 @@
 """Programs that use NCCL, on Doorbell's libnccl.so.2 and beside it on NCCL's, a rank on each GPU.
 
 Checks that both give the same results, that a survivor gets an error when a rank is killed, and
-prints times of a step. NVLink's multicast is off for NCCL.
+prints the median and the longest time of a step. NVLink's multicast is off for NCCL.
 
 A library of NCCL's name is preloaded: what PyTorch, CuPy and JAX load is then Doorbell's.
 
@@ -58,7 +58,7 @@ def end(started, limit):
 
 
 def run(program, ranks, library):
-    """The digest and the time of a step, or nothing; what it says of a failure."""
+    """The digest and times of a step, or nothing; what it says of a failure."""
     ends = end(start(program, ranks, library), LIMIT)
     if any(status != 0 for status, _ in ends):
         for rank, (status, text) in enumerate(ends):
@@ -106,7 +106,9 @@ def main():
                 ours = run(program, args.ranks, library)
                 theirs = ours if program in ALONE else run(program, args.ranks, None)
                 passed = ours is not None and theirs is not None and ours[0] == theirs[0]
-                times = " and ".join(f"{each[1]} ms ({each[0]})" if each else "failed" for each in (ours, theirs))
+                times = " and ".join(
+                    f"{each[1]} ms, {each[2]} in step {each[3]} ({each[0]})" if each else "failed" for each in (ours, theirs)
+                )
                 print(f"  {program}: {'ok' if passed else 'FAILED'}: Doorbell and NCCL {times}", flush=True)
             if not passed:
                 failed.append(program)

@@ -60,6 +60,7 @@ int names_rank(ncclComm_t comm, int other);
 void collectives(void);
 void messages(void);
 void groups(void);
+void orders(void);
 void overlaps(void);
 void killed(void);
 void abort_operation(void);
