@@ -1,6 +1,7 @@
 //! Executor, algorithm and launch shape by size and ranks, measured on four H200 (docs/RESULTS.md).
 
 use super::options::{Executor, GpuOptions};
+use super::peers::Sizes;
 use super::program::{LaunchShape, MAX_THREADS};
 use super::sharing::Sharing;
 use super::small;
@@ -18,6 +19,11 @@ const TWO_STEP_MIN_BYTES: u64 = 64 << 10;
 const TWO_STEP_ROOTED_MIN_BYTES: u64 = 64 << 10;
 /// Above, the part of the copy engines has more than one slice, and kernels alone are faster.
 const SPLIT_MAX_BYTES: u64 = 2 << 30;
+/// Bytes of a slice in each of so many thread blocks. Where the options allow fewer, slices of what
+/// goes through FIFOs are as much longer, as waiting for one and signaling it takes a block a time
+/// that does not depend on its length.
+const SLICE: u64 = 64 << 10;
+const SLICED_BLOCKS: u64 = 128;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Choice {
@@ -27,6 +33,23 @@ pub(super) enum Choice {
     Copies(Algorithm, u64),
     /// Elements before this index by copy engines, the others by kernels concurrently.
     Split(u64, (Algorithm, u64), (Algorithm, LaunchShape)),
+}
+
+/// Whether an operation may use the LL protocol: among few ranks, what is short enough for it is
+/// an operation for [`small`].
+pub(super) fn may_use_lines(options: &GpuOptions, ranks: u32) -> bool {
+    options.executor.is_some() || options.sizes.is_some_and(|sizes| sizes.small < Sizes::default().small) || ranks > 8
+}
+
+/// Whether copy engines are next to reductions of memory that is not registered: on request alone.
+/// Kernels of those reductions are then loaded with the communicator.
+pub(super) fn reduces_unregistered_by_copies(options: &GpuOptions) -> bool {
+    matches!(options.executor, Some(Executor::Copies | Executor::Split))
+}
+
+/// The same of registered memory, without a request: loaded when it is registered.
+pub(super) const fn reduces_registered_by_copies(ranks: u32) -> bool {
+    ranks > 2
 }
 
 impl Choice {
@@ -62,7 +85,7 @@ impl Choice {
             .unwrap_or_else(|| best_executor(ranks, collective, whole, registered));
         let executor = if has_streams { executor } else { Executor::Kernel };
         if executor == Executor::Split
-            && let Some(choice) = split(options, (ranks, sharing), collective, data, count)
+            && let Some(choice) = split(options, (ranks, sharing), collective, (data, count, registered))
         {
             return choice;
         }
@@ -72,7 +95,7 @@ impl Choice {
                 Self::Copies(algorithm, slice)
             }
             Executor::Kernel | Executor::Small | Executor::Split | Executor::Staged => {
-                let (algorithm, cut) = kernel(options, (ranks, sharing), collective, bytes, whole);
+                let (algorithm, cut) = kernel(options, (ranks, sharing), collective, (bytes, whole), registered);
                 Self::Kernel(algorithm, cut)
             }
         }
@@ -117,8 +140,7 @@ fn split(
     options: &GpuOptions,
     (ranks, sharing): (u32, &Sharing),
     collective: Collective,
-    data: DataType,
-    count: usize,
+    (data, count, registered): (DataType, usize, bool),
 ) -> Option<Choice> {
     let unit = data.bytes() as u64;
     let share = match collective {
@@ -132,7 +154,7 @@ fn split(
         return None;
     }
     let (algorithm, slice) = copies(options, ranks, collective, first);
-    let (beside, cut) = kernel(options, (ranks, sharing), collective, rest, rest);
+    let (beside, cut) = kernel(options, (ranks, sharing), collective, (rest, rest), registered);
     let cut = LaunchShape {
         // Half of the multiprocessors suffice, and the others reduce for the copy engines.
         blocks: cut.blocks.min(options.blocks.unwrap_or(64)),
@@ -160,7 +182,7 @@ fn best_executor(ranks: u32, collective: Collective, whole: u64, registered: boo
             (u64::MAX, Executor::Kernel)
         }
         Collective::AllReduce if (3..=MAX_SOURCES).contains(&ranks) && whole >= 1 << 30 => (1 << 30, Executor::Split),
-        Collective::AllReduce if ranks > 2 => (512 << 20, Executor::Copies),
+        Collective::AllReduce if reduces_registered_by_copies(ranks) => (512 << 20, Executor::Copies),
         Collective::AllGather | Collective::AllToAll => (256 << 20, Executor::Copies),
         Collective::SendRecv => (16 << 20, Executor::Copies),
         _ => (u64::MAX, Executor::Kernel),
@@ -191,8 +213,8 @@ fn kernel(
     options: &GpuOptions,
     (ranks, sharing): (u32, &Sharing),
     collective: Collective,
-    bytes: u64,
-    whole: u64,
+    (bytes, whole): (u64, u64),
+    registered: bool,
 ) -> (Algorithm, LaunchShape) {
     let algorithm = match collective {
         Collective::Barrier => Algorithm::RecursiveDoubling,
@@ -207,9 +229,9 @@ fn kernel(
         (Algorithm::FullMesh, Collective::AllReduce) => bytes / u64::from(ranks),
         _ => bytes,
     };
-    let ll = message <= LL_MAX_BYTES && collective != Collective::Barrier;
+    let ll = message <= LL_MAX_BYTES && collective != Collective::Barrier && may_use_lines(options, ranks);
     let cut = if ll {
-        let threads = if message < 4096 { 128 } else { 512 };
+        let threads = if message < 4096 { 128 } else { MAX_THREADS };
         LaunchShape {
             blocks: sharing.blocks(threads, message.div_ceil(4096).clamp(1, 16) as u32),
             threads,
@@ -226,18 +248,21 @@ fn kernel(
         };
         let blocks = options.blocks.unwrap_or(message.div_ceil(4096).clamp(1, most) as u32);
         let blocks = sharing.blocks(MAX_THREADS, blocks);
+        let share = message / u64::from(blocks);
+        let longest = match options.blocks.filter(|_| !registered) {
+            Some(_) => (SLICE * SLICED_BLOCKS / u64::from(blocks)).max(SLICE),
+            None => SLICE,
+        };
         // The next rank of a chain starts one slice later, but signaling a slice takes until all
         // its stores have arrived.
         let slice = match is_chain {
-            true => (message / u64::from(blocks) / 4)
-                .clamp(32 << 10, 64 << 10)
-                .next_power_of_two() as u32,
-            false => 64 << 10,
+            true => (share / 4).clamp(32 << 10, longest).next_power_of_two(),
+            false => (share / 2).clamp(SLICE, longest),
         };
         LaunchShape {
             blocks,
             threads: MAX_THREADS,
-            slice: options.cut.unwrap_or(slice),
+            slice: options.cut.unwrap_or(slice as u32),
             ll,
         }
     };
@@ -325,8 +350,13 @@ mod tests {
     fn chain_slices_shrink_with_the_message() {
         let slice = |mib: usize| {
             let usual = GpuOptions::default();
-            let given = |mib: usize| (DataType::F32, mib << 18, true);
-            match Choice::new(&usual, (4, &alone()), Collective::Broadcast, given(mib), true) {
+            match Choice::new(
+                &usual,
+                (4, &alone()),
+                Collective::Broadcast,
+                (DataType::F32, mib << 18, true),
+                true,
+            ) {
                 Choice::Kernel(Algorithm::Ring, cut) => (cut.blocks, cut.slice),
                 choice => panic!("{mib} MiB: {choice:?}"),
             }
@@ -335,6 +365,49 @@ mod tests {
         assert_eq!(slice(8), (128, 32 << 10));
         assert_eq!(slice(32), (128, 64 << 10));
         assert_eq!(slice(1024), (128, 64 << 10));
+    }
+
+    #[test]
+    fn few_blocks_have_long_slices_of_what_is_not_registered() {
+        let slice = |blocks, mib: usize, registered| {
+            let options = GpuOptions {
+                blocks,
+                ..GpuOptions::default()
+            };
+            let given = (DataType::F32, mib << 18, registered);
+            match Choice::new(&options, (2, &alone()), Collective::Broadcast, given, true) {
+                Choice::Kernel(_, cut) => cut.slice,
+                choice => panic!("{mib} MiB: {choice:?}"),
+            }
+        };
+        assert_eq!(slice(Some(32), 256, false), 256 << 10);
+        assert_eq!(slice(Some(32), 8, false), 128 << 10);
+        assert_eq!(slice(Some(32), 2, false), 64 << 10);
+        for (blocks, registered) in [(Some(32), true), (None, false), (Some(256), false)] {
+            assert_eq!(slice(blocks, 256, registered), 64 << 10, "{blocks:?}, {registered}");
+        }
+    }
+
+    #[test]
+    fn lines_are_loaded_where_an_operation_may_use_them() {
+        let options = GpuOptions::default();
+        for ranks in 1..=16 {
+            let uses = |collective: Collective, count: usize| {
+                let choice = Choice::new(
+                    &options,
+                    (ranks, &alone()),
+                    collective,
+                    (DataType::U8, count, false),
+                    true,
+                );
+                matches!(choice, Choice::Kernel(_, cut) if cut.ll)
+            };
+            let counts = (0..24).flat_map(|bits| [1 << bits, (1 << bits) + 1, 3 << bits >> 1]);
+            let any = counts
+                .flat_map(|count| Collective::ALL.iter().map(move |collective| (*collective, count)))
+                .find(|(collective, count)| uses(*collective, *count));
+            assert_eq!(any.is_some(), may_use_lines(&options, ranks), "{ranks} ranks: {any:?}");
+        }
     }
 
     #[test]

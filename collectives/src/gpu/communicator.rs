@@ -6,14 +6,12 @@ mod query;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use doorbell_cuda::reduce::{OperandKind, Operator, Scalar, Source};
-use doorbell_cuda::{
-    CaptureMode, Context, DeviceMemory, Event, Graph, Memory, OwnedSpan, Shareable, Stream, StreamOrder, Turn,
-};
+use doorbell_cuda::collective::CollectiveKernels;
+use doorbell_cuda::{CaptureMode, Context, Event, Graph, Memory, OwnedSpan, Shareable, Stream, StreamOrder, Turn};
 
 use super::agree::{Agreed, agree};
 use super::call::{Checked, GpuCall};
-use super::choice::Choice;
+use super::choice::{self, Choice};
 use super::copies::{Copies, Operation};
 use super::error::GpuError;
 use super::group::Group;
@@ -29,6 +27,7 @@ use crate::communicator::{Communicator, StagedOperation};
 use crate::executor::Direction;
 use crate::plan::Collective;
 use crate::reference::Case;
+use crate::types::ReduceOp;
 
 /// One rank of a group that performs collectives on GPU memory.
 ///
@@ -54,6 +53,8 @@ pub struct GpuCommunicator {
     context: Context,
     options: GpuOptions,
     sharing: Sharing,
+    /// Of a context that another communicator may have given, and so dropped when work is done.
+    kernels: Option<Arc<CollectiveKernels>>,
 }
 
 enum OperationPath {
@@ -68,19 +69,17 @@ struct State {
     kernels: Option<Kernels>,
     side: Option<SideStream>,
     registered: Vec<Registered>,
-    scaled: Option<DeviceMemory>,
 }
 
 impl State {
-    fn new(context: &Context) -> Self {
-        Self {
-            order: StreamOrder::new(context),
+    fn new(context: &Context) -> Result<Self, GpuError> {
+        Ok(Self {
+            order: StreamOrder::new(context)?,
             copies: None,
             kernels: None,
             side: None,
             registered: Vec::new(),
-            scaled: None,
-        }
+        })
     }
 
     /// Memory shared by IPC handle, which other ranks may still have open. All else is released.
@@ -132,11 +131,15 @@ impl GpuCommunicator {
     ) -> Result<Self, GpuError> {
         let comm = Arc::clone(comm);
         let Agreed { options, sharing, .. } = agreed;
-        let mut state = State::new(context);
-        let mut words = None;
+        let mut state = State::new(context)?;
+        let (mut words, mut kernels) = (None, None);
         if let OperationPath::Direct(peers) = &path {
-            state.copies = Some(Copies::new(Arc::clone(peers), options.copiers.unwrap_or(1))?);
-            state.kernels = Some(Kernels::new(Arc::clone(peers), &options, &sharing));
+            let kernels = kernels.insert(CollectiveKernels::of(context));
+            if choice::reduces_unregistered_by_copies(&options) || sharing.takes_turns {
+                kernels.reducer().prepare_all()?;
+            }
+            state.copies = Some(Copies::new(kernels, Arc::clone(peers), options.copiers.unwrap_or(1))?);
+            state.kernels = Some(Kernels::new(kernels, Arc::clone(peers), &options, &sharing)?);
             state.side = Some(SideStream::new(context)?);
             words = Some(Arc::clone(peers));
         }
@@ -150,6 +153,7 @@ impl GpuCommunicator {
             context: context.clone(),
             options,
             sharing,
+            kernels,
         })
     }
 
@@ -200,6 +204,15 @@ impl GpuCommunicator {
         let OperationPath::Direct(peers) = &self.path else {
             return Ok(());
         };
+        if let Some(kernels) = self
+            .kernels
+            .as_ref()
+            .filter(|_| choice::reduces_registered_by_copies(self.size()))
+        {
+            let loaded = kernels.reducer().prepare_all();
+            // The others would wait for this rank until the deadline.
+            loaded.inspect_err(|error| self.abort(&format!("it cannot load kernels: {error}")))?;
+        }
         let mapped = self
             .comm
             .with_exchange(|group| Ok(peers.map(group.control_mut(), memory)))??;
@@ -316,9 +329,14 @@ impl GpuCommunicator {
             data: call.data,
             count: call.count as u64,
         };
+        // Copy engines do not scale.
+        let stages = self.stages_groups() && checked.op == ReduceOp::PreMulSum;
+        self.refuse_capture(stages, stream)?;
         self.enqueue_in_order(call.collective, stream, |state, turn| match &self.path {
-            OperationPath::Direct(_) => self.enqueue_direct((state, turn), &checked, call, stream),
-            OperationPath::Staged(_) => self.staged.run(staged(), checked.input, checked.output, stream),
+            OperationPath::Direct(_) if !stages => self.enqueue_direct((state, turn), &checked, call, stream),
+            OperationPath::Direct(_) | OperationPath::Staged(_) => {
+                self.staged.run(staged(), checked.input, checked.output, stream)
+            }
         })
     }
 
@@ -334,9 +352,7 @@ impl GpuCommunicator {
         stream: &Stream,
     ) -> Result<(), GpuError> {
         let stages = self.stages_groups();
-        if stages {
-            self.refuse_capture(stream, "the ranks of a GPU take turns, as there is no MPS daemon")?;
-        }
+        self.refuse_capture(stages, stream)?;
         self.enqueue_in_order(group.collective(), stream, |state, _| {
             match (&self.path, &state.kernels) {
                 (OperationPath::Direct(_), Some(kernels)) if !stages => kernels.exchange(&group, stream),
@@ -382,10 +398,12 @@ impl GpuCommunicator {
         done
     }
 
-    /// For an operation in which the host has a part, for a reason.
-    fn refuse_capture(&self, stream: &Stream, reason: &str) -> Result<(), GpuError> {
-        match stream.is_capturing()? {
-            true => Err(not_capturable(reason)),
+    /// Of an operation that goes through the host since contexts take turns.
+    fn refuse_capture(&self, stages: bool, stream: &Stream) -> Result<(), GpuError> {
+        match stages && stream.is_capturing()? {
+            true => Err(not_capturable(
+                "the ranks of a GPU take turns, as there is no MPS daemon",
+            )),
             false => Ok(()),
         }
     }
@@ -395,8 +413,10 @@ impl GpuCommunicator {
         stream: &Stream,
         work: impl FnOnce(&mut State, &Turn) -> Result<(), GpuError>,
     ) -> Result<(), GpuError> {
-        if let OperationPath::Staged(reason) = &self.path {
-            self.refuse_capture(stream, reason)?;
+        if let OperationPath::Staged(reason) = &self.path
+            && stream.is_capturing()?
+        {
+            return Err(not_capturable(reason));
         }
         let mut state = self.state();
         let turn = state.order.begin(stream)?;
@@ -419,17 +439,11 @@ impl GpuCommunicator {
             kernels: Some(kernels),
             side: Some(side),
             registered,
-            scaled,
             ..
         } = state
         else {
             return Ok(());
         };
-        let scalar = call
-            .reduction
-            .scale
-            .filter(|_| checked.scalar.is_some())
-            .map_or(0, |scalar| scalar.bits());
         // For gather and reduce the other ranks do not know the root's output address, and for
         // scatter the offsets differ.
         let is_alike = !matches!(
@@ -444,8 +458,9 @@ impl GpuCommunicator {
             })
         });
         let is_registered = registered.is_some();
-        // Not in a capture of the program: they would be in it until its end.
-        let has_streams = turn.can_span(side.stream());
+        // Not in a capture of the program: they would be in it until its end. And copy engines do
+        // not scale.
+        let has_streams = turn.can_span(side.stream()) && checked.op != ReduceOp::PreMulSum;
         let given = (call.data, call.count, is_registered);
         let ranks = (self.size(), &self.sharing);
         let choice = Choice::new(&self.options, ranks, call.collective, given, has_streams);
@@ -462,61 +477,22 @@ impl GpuCommunicator {
             registered,
             slice,
         };
-        let reduction = (checked.op, scalar);
+        let reduction = (checked.op, checked.scalar);
         match choice {
             Choice::Small(cut) => kernels.run_short(call, (checked.input, checked.output), reduction, cut, stream),
             Choice::Kernel(algorithm, cut) => kernels.run(&operation(algorithm, 0), reduction, cut, stream),
-            Choice::Copies(algorithm, slice) => {
-                let scaled = (scaled, checked.scalar);
-                self.enqueue_copies(copies, scaled, &operation(algorithm, slice), stream, has_streams)
-            }
+            Choice::Copies(algorithm, slice) => copies.run(&operation(algorithm, slice), stream, has_streams),
             Choice::Split(at, (algorithm, slice), (beside_it, cut)) => {
                 let (first, rest) = split::parts(&operation(algorithm, slice), at, beside_it)?;
-                // Loading may wait for the whole device, so it precedes all work that waits for
-                // other ranks.
-                copies.prepare_all(&first)?;
+                // A refusal comes before all work that waits for other ranks.
+                copies.prepare(&first)?;
                 side.run(
                     stream,
                     |side| kernels.run(&rest, reduction, cut, side),
-                    || self.enqueue_copies(copies, (scaled, checked.scalar), &first, stream, true),
+                    || copies.run(&first, stream, true),
                 )
             }
         }
-    }
-
-    /// Enqueues an operation for the copy engines. They do not scale: a kernel does so first.
-    fn enqueue_copies(
-        &self,
-        copies: &mut Copies,
-        (scaled, scalar): (&mut Option<DeviceMemory>, Option<Scalar>),
-        operation: &Operation<'_>,
-        stream: &Stream,
-        has_streams: bool,
-    ) -> Result<(), GpuError> {
-        let (Some(scalar), Some(span)) = (scalar, operation.input) else {
-            return copies.run(operation, stream, has_streams);
-        };
-        copies.warm_up(operation.data, Operator::Sum)?;
-        let memory = match scaled.take().filter(|memory| memory.len() >= span.len()) {
-            Some(memory) => memory,
-            None => DeviceMemory::alloc(&self.context, span.len())?,
-        };
-        let memory = scaled.insert(memory);
-        let into = memory.span(..span.len())?;
-        let source = Source::elements(span).times(scalar);
-        copies.reducer().reduce(
-            stream,
-            types::data(operation.data),
-            Operator::Sum,
-            &[source],
-            (OperandKind::Element, into),
-        )?;
-        let operation = Operation {
-            input: Some(into),
-            in_place: false,
-            ..*operation
-        };
-        copies.run(&operation, stream, has_streams)
     }
 }
 

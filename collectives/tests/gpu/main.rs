@@ -7,6 +7,7 @@ mod world;
 mod collectives;
 mod failures;
 mod faults;
+mod first;
 mod gpus;
 mod graphs;
 mod groups;

@@ -48,7 +48,9 @@ fn set_multiprocessors(standin: &Standin, count: i32) {
 fn every_collective(gpu: &GpuCommunicator, stream: &Stream, counts: &[u64], op: ReduceOp) {
     for &collective in Collective::ALL {
         // Of all-to-all-v a rank without elements has no memory to call it with.
-        let counts = counts.iter().filter(|count| **count > 0 || collective != Collective::AllToAllV);
+        let counts = counts
+            .iter()
+            .filter(|count| **count > 0 || collective != Collective::AllToAllV);
         for &count in counts {
             let case = Case {
                 collective,

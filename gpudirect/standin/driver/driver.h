@@ -79,8 +79,9 @@ struct Settings {
     bool peers = true;
     // Device addresses are accessible to the host.
     bool open = false;
-    // Implicit synchronization: what may wait for all work of the device does. Loading a module or
-    // (CUDA_MODULE_LOADING=LAZY) a kernel at its first launch; allocating and freeing pinned memory.
+    // Implicit synchronization: what may wait for all work of the device does. Loading a module, or
+    // (CUDA_MODULE_LOADING=LAZY) a kernel, at its first launch at the latest; allocating and freeing
+    // pinned memory.
     bool implicit = false;
     // The operations that a stream holds; the call that finds no space waits, and so do all others
     // of its context that enqueue. 0: any number.

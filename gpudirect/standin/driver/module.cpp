@@ -228,7 +228,7 @@ EXPORT cuModuleGetFunction(Function **function, Module *module, const char *name
 // Its first launch then does not wait.
 EXPORT cuFuncLoad(Function *function) {
     ENTER_UNSAFE;
-    function->loaded = true;
+    if (!std::exchange(function->loaded, true)) synchronize_implicitly(held);
     return OK;
 }
 

@@ -234,8 +234,8 @@ impl Standin {
         unsafe { self.function::<unsafe extern "C" fn(c_int, c_int)>("standin_attribute")(attribute, value) }
     }
 
-    /// Whether calls wait for all work of the device where NVIDIA's driver may: a kernel's first
-    /// launch unless it was loaded before, loading modules, allocating and freeing pinned memory.
+    /// Whether calls wait for all work of the device where NVIDIA's driver may: loading modules and
+    /// kernels, at their first launch at the latest, allocating and freeing pinned memory.
     /// Such a call while a stream waits for a peer then hangs.
     pub fn set_implicit_synchronization(&self, implicit: bool) {
         self.call("standin_implicit", implicit.into());

@@ -2,7 +2,7 @@
 """Programs that use NCCL, on Doorbell's libnccl.so.2 and beside it on NCCL's, a rank on each GPU.
 
 Checks that both give the same results, that a survivor gets an error when a rank is killed, and
-prints times of a step. NVLink's multicast is off for NCCL.
+prints the median and the longest time of a step. NVLink's multicast is off for NCCL.
 
 With --ranks-per-gpu more than one rank is on each GPU, and NCCL, which refuses that, is left out;
 ranks take turns unless this runs under an MPS daemon (doorbell run --nccl --ranks-per-gpu N).
@@ -61,7 +61,7 @@ def end(started, limit):
 
 
 def run(program, args, library):
-    """The digest and the time of a step, or nothing; what it says of a failure."""
+    """The digest and times of a step, or nothing; what it says of a failure."""
     ends = end(start(program, args, library), args.limit)
     if any(status != 0 for status, _ in ends):
         for rank, (status, text) in enumerate(ends):
@@ -113,7 +113,9 @@ def main():
                 is_alone = program in ALONE or args.ranks_per_gpu > 1
                 theirs = ours if is_alone else run(program, args, None)
                 passed = ours is not None and theirs is not None and ours[0] == theirs[0]
-                times = " and ".join(f"{each[1]} ms ({each[0]})" if each else "failed" for each in (ours, theirs))
+                times = " and ".join(
+                    f"{each[1]} ms, {each[2]} in step {each[3]} ({each[0]})" if each else "failed" for each in (ours, theirs)
+                )
                 print(f"  {program}: {'ok' if passed else 'FAILED'}: Doorbell and NCCL {times}", flush=True)
             if not passed:
                 failed.append(program)

@@ -4,6 +4,7 @@ import datetime
 import hashlib
 import os
 import random
+import statistics
 import sys
 import time
 
@@ -13,26 +14,32 @@ STEPS, WIDTH, BATCH = 200, 1024, 64
 
 
 class Report:
-    """A digest of what a program computes, and the time of a step after those that load and compile."""
+    """A digest of what a program computes, and the median and the longest time of a step after the first ones.
+
+    The mean would have kernels that the program's own library compiles when a step first needs them, as CuPy's
+    does where a reduction's number of threads grows with the size.
+    """
 
     WARM = 10
 
     def __init__(self):
-        self.digest, self.steps, self.since = hashlib.sha256(), 0, 0.0
+        self.digest, self.times, self.since = hashlib.sha256(), [], time.time()
 
     def add(self, tensor):
         self.step(tensor.detach().cpu().numpy().tobytes())
 
     def step(self, result):
         self.digest.update(result)
-        self.steps += 1
-        if self.steps == self.WARM:
-            self.since = time.time()
+        now = time.time()
+        self.times.append(now - self.since)
+        self.since = now
 
     def end(self):
         if RANK == 0:
-            milliseconds = (time.time() - self.since) / (self.steps - self.WARM) * 1e3
-            print("result", self.digest.hexdigest()[:16], f"{milliseconds:.3f}", flush=True)
+            times = self.times[self.WARM :]
+            longest = max(range(len(times)), key=times.__getitem__)
+            figures = (f"{each * 1e3:.3f}" for each in (statistics.median(times), times[longest]))
+            print("result", self.digest.hexdigest()[:16], *figures, self.WARM + longest, flush=True)
 
 
 def torch_rank():

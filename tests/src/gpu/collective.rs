@@ -1,11 +1,9 @@
 //! All ranks of a GPU collective in one process, without a communicator: each has an arena that all
 //! others access. Cases and measurements, for GPUs and for the stand-in.
 
-use std::collections::HashSet;
 use std::fmt;
-use std::sync::Mutex;
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, bail};
 use doorbell_collectives::gpu::kernel::{KernelExecutor, Operation, Plan};
 use doorbell_collectives::gpu::lower::LowerError;
 use doorbell_collectives::gpu::program::{Function, LaunchShape};
@@ -26,7 +24,6 @@ pub struct Rig {
     /// By rank.
     pub ranks: Vec<Member>,
     pub(super) sizes: Sizes,
-    prepared: Mutex<HashSet<(DataType, bool, bool)>>,
 }
 
 /// One rank.
@@ -111,15 +108,14 @@ impl Rig {
             stream.fill(arena.span(..areas.fifos.start)?, 0)?;
             stream.synchronize()?;
             let stop = HostMemory::alloc(context, 4096)?;
-            let kernels = match ptx {
-                Some(ptx) => CollectiveKernels::with_ptx(context, ptx.to_owned()),
-                None => CollectiveKernels::new(context),
-            };
-            let word = stop.device_ptr().0;
+            let shared = CollectiveKernels::of(context);
+            let other = ptx.map(|ptx| CollectiveKernels::with_ptx(context, ptx.to_owned()));
+            let kernels = other.as_ref().unwrap_or(&shared);
+            let (word, rank) = (stop.device_ptr().0, Rank(rank as u32));
             members.push(Member {
                 context: context.clone(),
-                executor: KernelExecutor::new(kernels, Rank(rank as u32), addresses.clone(), &areas, word, blocks),
-                small: SmallExecutor::new(context, Rank(rank as u32), addresses.clone(), &areas, word),
+                executor: KernelExecutor::new(kernels, rank, addresses.clone(), (&areas, blocks), word, true)?,
+                small: SmallExecutor::new(&shared, rank, addresses.clone(), &areas, word)?,
                 times: (Event::timed(context)?, Event::timed(context)?),
                 input: shared(context, bytes + SPARE)?,
                 output: shared(context, bytes + SPARE)?,
@@ -129,11 +125,7 @@ impl Rig {
                 _arena: arena,
             });
         }
-        Ok(Self {
-            ranks: members,
-            sizes,
-            prepared: Mutex::default(),
-        })
+        Ok(Self { ranks: members, sizes })
     }
 
     /// Sets or clears the abort word of all kernels, including those of later launches.
@@ -143,18 +135,6 @@ impl Rig {
                 .stop
                 .atomic_u32(0)?
                 .store(u32::from(all), std::sync::atomic::Ordering::Release);
-        }
-        Ok(())
-    }
-
-    /// Loads a function's kernels for all ranks, once.
-    pub fn prepare(&self, function: Function, ll: bool) -> Result<()> {
-        let mut prepared = self.prepared.lock().map_err(|_| anyhow!("a thread has panicked"))?;
-        if !prepared.insert((function.data, function.op.is_some(), ll)) {
-            return Ok(());
-        }
-        for member in &self.ranks {
-            member.executor.prepare(&member.stream, function, ll)?;
         }
         Ok(())
     }
@@ -245,14 +225,6 @@ impl Rig {
     ) -> Result<()> {
         let plans = self.plans(case, variant)?;
         let bytes = size_of::<T>();
-        self.prepare(
-            Function {
-                data: T::TYPE,
-                op,
-                scalar: 0,
-            },
-            variant.shape.ll,
-        )?;
         let places = self.places(case, variant.in_place, variant.skew, bytes);
         for round in 0..times {
             self.round::<T>(case, &places, op, seed + round, |function| {

@@ -148,6 +148,12 @@ fn groups_nest_and_span_communicators() {
     pass("groups", 3, 3, &[]);
 }
 
+/// Of a driver that waits for the device where it loads kernels.
+#[test]
+fn two_communicators_may_be_fed_in_opposite_orders() {
+    pass("orders", 2, 2, &[("DOORBELL_STANDIN", "prompt,devices=2,implicit")]);
+}
+
 #[test]
 fn received_memory_may_overlap_sent_memory() {
     pass("overlaps", 3, 3, &[]);

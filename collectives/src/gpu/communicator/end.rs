@@ -41,6 +41,7 @@ impl GpuCommunicator {
             path,
             comm,
             context,
+            kernels,
             ..
         } = self;
         let failed = staged.error();
@@ -48,6 +49,7 @@ impl GpuCommunicator {
         drop((staged, path));
         watchdog.end();
         context.reap();
+        drop(kernels);
         let parted = match failed {
             Some(error) => Err(error),
             None => match Arc::into_inner(comm) {
