@@ -330,7 +330,7 @@ impl GpuCommunicator {
             count: call.count as u64,
         };
         // Copy engines do not scale.
-        let stages = self.stages_groups() && checked.op == ReduceOp::PreMulSum;
+        let stages = self.stages_some() && checked.op == ReduceOp::PreMulSum;
         self.refuse_capture(stages, stream)?;
         self.enqueue_in_order(call.collective, stream, |state, turn| match &self.path {
             OperationPath::Direct(_) if !stages => self.enqueue_direct((state, turn), &checked, call, stream),
@@ -351,7 +351,7 @@ impl GpuCommunicator {
         staged: impl FnOnce() -> StagedOperation,
         stream: &Stream,
     ) -> Result<(), GpuError> {
-        let stages = self.stages_groups();
+        let stages = self.stages_some();
         self.refuse_capture(stages, stream)?;
         self.enqueue_in_order(group.collective(), stream, |state, _| {
             match (&self.path, &state.kernels) {

@@ -55,7 +55,7 @@ impl GpuCommunicator {
             return (Executor::Staged, None);
         }
         if collective == Collective::AllToAllV {
-            return match self.stages_groups() {
+            return match self.stages_some() {
                 true => (Executor::Staged, None),
                 false => (Executor::Kernel, Some(Algorithm::FullMesh)),
             };
@@ -77,16 +77,17 @@ impl GpuCommunicator {
     }
 
     /// Whether ranks of a GPU take turns, so that no kernel may wait for another rank: the copy
-    /// engines perform operations, and the host performs [groups](Self::group). So it is for
-    /// contexts of different processes without an MPS daemon, and where a GPU is too small for its
-    /// ranks. The same on all ranks.
+    /// engines perform operations, and the host performs [groups](Self::group) and reductions with
+    /// a scalar. So it is for contexts of different processes without an MPS daemon, and where a
+    /// GPU is too small for its ranks. The same on all ranks.
     #[must_use]
     pub fn takes_turns(&self) -> bool {
         self.sharing.takes_turns
     }
 
-    /// Whether groups, of which no rank knows all lengths, go through host memory.
-    pub(super) fn stages_groups(&self) -> bool {
+    /// Whether what copy engines cannot do goes through host memory: groups, of which no rank knows
+    /// all lengths, and reductions with a scalar.
+    pub(super) fn stages_some(&self) -> bool {
         self.sharing.takes_turns && self.options.executor.is_none()
     }
 
