@@ -2,17 +2,19 @@
 //! communicators that are fed in opposite orders would wait for each other.
 
 use std::marker::PhantomData;
+use std::time::Duration;
 
 use doorbell_collectives::gpu::{Executor, GpuCommunicator, GpuOptions};
 use doorbell_collectives::kernel::{F8E4M3, F8E5M2, bf16, f16};
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::{Case, Number};
-use doorbell_collectives::{Rank, ReduceOp};
+use doorbell_collectives::{Options, Rank, ReduceOp};
 use doorbell_cuda::Stream;
 use doorbell_cuda_standin::{ExecutionMode, Standin};
 
 use crate::gpus::{Buffers, enqueue, small};
-use crate::many::ranks;
+use crate::many::ranks_with;
+use crate::world;
 
 /// For the LL protocol, and for slices.
 const COUNTS: [u64; 2] = [3, 40_003];
@@ -52,7 +54,7 @@ impl<T: Number> Enqueue for Operation<T> {
 fn every<T: Number>(gpu: &GpuCommunicator, registered: bool) -> Vec<Box<dyn Enqueue>> {
     let mut all: Vec<Box<dyn Enqueue>> = Vec::new();
     for &collective in Collective::ALL {
-        // A kernel has all operators of a type; but those for the copy engines one each.
+        // Kernels differ by operator only where they reduce for the copy engines.
         let operators = match collective {
             Collective::AllReduce => ReduceOp::ALL,
             _ => &[ReduceOp::Sum],
@@ -103,8 +105,13 @@ fn waits_for_nothing(executor: Option<Executor>) {
         blocks: Some(4),
         ..small()
     };
+    // The last operation is enqueued long before it begins.
+    let host = Options {
+        deadline: Duration::from_secs(600),
+        ..world::options()
+    };
     let standin = Standin::load(ExecutionMode::Prompt);
-    let waiting = ranks(standin.driver().unwrap(), 2, &options, |gpu| {
+    let waiting = ranks_with(standin.driver().unwrap(), 2, &host, &options, |gpu| {
         let stream = Stream::new(gpu.context()).unwrap();
         let operations = every_type(&gpu);
         let meet = || gpu.host().barrier().wait().unwrap();

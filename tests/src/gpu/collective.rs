@@ -2,6 +2,7 @@
 //! others access. Cases and measurements, for GPUs and for the stand-in.
 
 use std::fmt;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use doorbell_collectives::gpu::kernel::{KernelExecutor, Operation, Plan};
@@ -12,7 +13,7 @@ use doorbell_collectives::gpu::{Areas, Sizes};
 use doorbell_collectives::kernel::{F8E4M3, F8E5M2, bf16, f16};
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::{Case, Number, input_element};
-use doorbell_collectives::{Algorithm, DataType, Element, Rank, ReduceOp};
+use doorbell_collectives::{Algorithm, Element, Rank, ReduceOp};
 use doorbell_cuda::collective::CollectiveKernels;
 use doorbell_cuda::{Context, DeviceMemory, Driver, Event, HostMemory, Memory as _, Stream};
 
@@ -43,6 +44,8 @@ pub struct Member {
     host: HostMemory,
     stop: HostMemory,
     _arena: DeviceMemory,
+    /// Kept, so that the next member of the device shares them.
+    _kernels: Arc<CollectiveKernels>,
 }
 
 /// A variant of a case.
@@ -108,14 +111,14 @@ impl Rig {
             stream.fill(arena.span(..areas.fifos.start)?, 0)?;
             stream.synchronize()?;
             let stop = HostMemory::alloc(context, 4096)?;
-            let shared = CollectiveKernels::of(context);
+            let common = CollectiveKernels::of(context);
             let other = ptx.map(|ptx| CollectiveKernels::with_ptx(context, ptx.to_owned()));
-            let kernels = other.as_ref().unwrap_or(&shared);
+            let kernels = other.as_ref().unwrap_or(&common);
             let (word, rank) = (stop.device_ptr().0, Rank(rank as u32));
             members.push(Member {
                 context: context.clone(),
                 executor: KernelExecutor::new(kernels, rank, addresses.clone(), (&areas, blocks), word, true)?,
-                small: SmallExecutor::new(&shared, rank, addresses.clone(), &areas, word)?,
+                small: SmallExecutor::new(&common, rank, addresses.clone(), &areas, word)?,
                 times: (Event::timed(context)?, Event::timed(context)?),
                 input: shared(context, bytes + SPARE)?,
                 output: shared(context, bytes + SPARE)?,
@@ -123,6 +126,7 @@ impl Rig {
                 stop,
                 stream,
                 _arena: arena,
+                _kernels: common,
             });
         }
         Ok(Self { ranks: members, sizes })
