@@ -59,7 +59,7 @@ pub(super) fn agree(comm: &Communicator, options: GpuOptions, context: Option<&C
     Ok(Agreed {
         options,
         sizes,
-        sharing: Sharing::agree(&gpus, context),
+        sharing: Sharing::agree(&gpus, context.zip(gpu)),
     })
 }
 

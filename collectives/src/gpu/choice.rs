@@ -257,7 +257,7 @@ fn kernel(
         // its stores have arrived.
         let slice = match is_chain {
             true => (share / 4).clamp(32 << 10, longest).next_power_of_two(),
-            false => (share / 2).clamp(SLICE, longest),
+            false => (share / 4).clamp(SLICE, longest),
         };
         LaunchShape {
             blocks,
@@ -381,7 +381,8 @@ mod tests {
             }
         };
         assert_eq!(slice(Some(32), 256, false), 256 << 10);
-        assert_eq!(slice(Some(32), 8, false), 128 << 10);
+        assert_eq!(slice(Some(32), 16, false), 128 << 10);
+        assert_eq!(slice(Some(32), 8, false), 64 << 10);
         assert_eq!(slice(Some(32), 2, false), 64 << 10);
         for (blocks, registered) in [(Some(32), true), (None, false), (Some(256), false)] {
             assert_eq!(slice(blocks, 256, registered), 64 << 10, "{blocks:?}, {registered}");

@@ -145,11 +145,10 @@ fn remember(device: Device, found: Known) {
 
 impl Sharing {
     /// Of the ranks' GPUs, where they have one. `own` is this rank's.
-    pub(super) fn agree(offers: &[Option<GpuOffer>], own: Option<&Context>) -> Self {
+    pub(super) fn agree(offers: &[Option<GpuOffer>], own: Option<(&Context, GpuOffer)>) -> Self {
         let (sharing, by_gpu) = Self::of(offers);
-        if let Some(context) = own
-            && let Ok(uuid) = context.device().uuid()
-            && let Some(found) = by_gpu.get(&uuid.0)
+        if let Some((context, offer)) = own
+            && let Some(found) = by_gpu.get(&offer.uuid)
         {
             remember(context.device(), *found);
         }
