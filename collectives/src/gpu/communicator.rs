@@ -1,6 +1,7 @@
 //! The communicator of ranks with GPUs: stream-ordered collectives.
 
 mod end;
+mod query;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -8,7 +9,7 @@ use std::time::Instant;
 use doorbell_cuda::collective::CollectiveKernels;
 use doorbell_cuda::{CaptureMode, Context, Event, Graph, Memory, OwnedSpan, Shareable, Stream, StreamOrder, Turn};
 
-use super::agree::agree;
+use super::agree::{Agreed, agree};
 use super::call::{Checked, GpuCall};
 use super::choice::{self, Choice};
 use super::copies::{Copies, Operation};
@@ -17,16 +18,16 @@ use super::group::Group;
 use super::kernels::Kernels;
 use super::options::{Executor, GpuOptions};
 use super::peers::{Mapped, Peers};
+use super::sharing::Sharing;
 use super::split::{self, SideStream};
 use super::staged::Staged;
 use super::types;
 use super::watch::Watchdog;
-use crate::algorithm::Algorithm;
 use crate::communicator::{Communicator, StagedOperation};
 use crate::executor::Direction;
 use crate::plan::Collective;
 use crate::reference::Case;
-use crate::types::{DataType, Rank, ReduceOp};
+use crate::types::ReduceOp;
 
 /// One rank of a group that performs collectives on GPU memory.
 ///
@@ -51,6 +52,7 @@ pub struct GpuCommunicator {
     comm: Arc<Communicator>,
     context: Context,
     options: GpuOptions,
+    sharing: Sharing,
     /// Of a context that another communicator may have given, and so dropped when work is done.
     kernels: Option<Arc<CollectiveKernels>>,
 }
@@ -104,18 +106,19 @@ impl GpuCommunicator {
     /// is not an error: see [`staged_reason`](Self::staged_reason).
     #[doc(alias = "ncclCommInitRank")]
     pub fn new(comm: Communicator, context: &Context, options: GpuOptions) -> Result<Self, GpuError> {
-        let (options, sizes) = agree(&comm, options, Some(context))?;
+        let agreed = agree(&comm, options, Some(context))?;
+        let sizes = agreed.sizes;
         let met =
             comm.with_exchange(|group| Ok(Peers::connect(group.control_mut(), comm.rank(), Some(context), sizes)))??;
         let path = match met {
             Err(reason) => OperationPath::Staged(reason),
-            Ok(_) if options.executor == Some(Executor::Staged) => {
+            Ok(_) if agreed.options.executor == Some(Executor::Staged) => {
                 OperationPath::Staged("the options request it".to_owned())
             }
             Ok(peers) => OperationPath::Direct(Arc::new(peers)),
         };
         let comm = Arc::new(comm);
-        Self::with(&comm, context, options, path)
+        Self::with(&comm, context, agreed, path)
             // The others have completed the exchange, and would wait until the deadline.
             .inspect_err(|error| comm.abort(&format!("it cannot make its communicator of GPUs: {error}")))
     }
@@ -123,19 +126,20 @@ impl GpuCommunicator {
     fn with(
         comm: &Arc<Communicator>,
         context: &Context,
-        options: GpuOptions,
+        agreed: Agreed,
         path: OperationPath,
     ) -> Result<Self, GpuError> {
         let comm = Arc::clone(comm);
+        let Agreed { options, sharing, .. } = agreed;
         let mut state = State::new(context)?;
         let (mut words, mut kernels) = (None, None);
         if let OperationPath::Direct(peers) = &path {
             let kernels = kernels.insert(CollectiveKernels::of(context));
-            if choice::reduces_unregistered_by_copies(&options) {
+            if choice::reduces_unregistered_by_copies(&options) || sharing.takes_turns {
                 kernels.reducer().prepare_all()?;
             }
             state.copies = Some(Copies::new(kernels, Arc::clone(peers), options.copiers.unwrap_or(1))?);
-            state.kernels = Some(Kernels::new(kernels, Arc::clone(peers), &options)?);
+            state.kernels = Some(Kernels::new(kernels, Arc::clone(peers), &options, &sharing)?);
             state.side = Some(SideStream::new(context)?);
             words = Some(Arc::clone(peers));
         }
@@ -148,6 +152,7 @@ impl GpuCommunicator {
             comm,
             context: context.clone(),
             options,
+            sharing,
             kernels,
         })
     }
@@ -157,68 +162,6 @@ impl GpuCommunicator {
     #[must_use]
     pub fn host(&self) -> &Communicator {
         &self.comm
-    }
-
-    /// This rank.
-    #[must_use]
-    #[doc(alias = "ncclCommUserRank")]
-    pub fn rank(&self) -> Rank {
-        self.comm.rank()
-    }
-
-    /// The number of ranks.
-    #[must_use]
-    #[doc(alias = "ncclCommCount")]
-    pub fn size(&self) -> u32 {
-        self.comm.size()
-    }
-
-    /// The context of its GPU.
-    #[must_use]
-    pub fn context(&self) -> &Context {
-        &self.context
-    }
-
-    /// The ranks' mapped memory, if they use peer access.
-    #[must_use]
-    pub fn peers(&self) -> Option<&Arc<Peers>> {
-        match &self.path {
-            OperationPath::Direct(peers) => Some(peers),
-            OperationPath::Staged(_) => None,
-        }
-    }
-
-    /// The executor and algorithm of an operation, if the GPUs execute it.
-    #[must_use]
-    pub fn selection(
-        &self,
-        collective: Collective,
-        data: DataType,
-        count: usize,
-        registered: bool,
-    ) -> (Executor, Option<Algorithm>) {
-        if let OperationPath::Staged(_) = &self.path {
-            return (Executor::Staged, None);
-        }
-        if collective == Collective::AllToAllV {
-            return (Executor::Kernel, Some(Algorithm::FullMesh));
-        }
-        let given = (data, count, registered);
-        match Choice::new(&self.options, self.size(), collective, given, true) {
-            Choice::Small(cut) => (Executor::Small, Some(cut.algorithm(collective))),
-            Choice::Kernel(algorithm, _) => (Executor::Kernel, Some(algorithm)),
-            Choice::Copies(algorithm, _) => (Executor::Copies, Some(algorithm)),
-            Choice::Split(_, (algorithm, _), _) => (Executor::Split, Some(algorithm)),
-        }
-    }
-
-    /// Why operations are staged through host memory, if they are: the same on all ranks.
-    #[must_use]
-    pub fn staged_reason(&self) -> Option<&str> {
-        match &self.path {
-            OperationPath::Direct(_) => None,
-            OperationPath::Staged(reason) => Some(reason),
-        }
     }
 
     /// Whether the communicator has failed: the error that the next operation would return.
@@ -333,10 +276,7 @@ impl GpuCommunicator {
     /// operations are staged through the host.
     pub fn capture(&self, stream: &Stream, work: impl FnOnce() -> Result<(), GpuError>) -> Result<Graph, GpuError> {
         if let OperationPath::Staged(reason) = &self.path {
-            return Err(GpuError::Refused {
-                what: "a graph of operations in which the host has a part",
-                reason: format!("the host cannot be captured, and has a part because {reason}"),
-            });
+            return Err(not_capturable(reason));
         }
         let others: Vec<Stream> = {
             let state = self.state();
@@ -389,9 +329,14 @@ impl GpuCommunicator {
             data: call.data,
             count: call.count as u64,
         };
+        // Copy engines do not scale.
+        let stages = self.stages_some() && checked.op == ReduceOp::PreMulSum;
+        self.refuse_capture(stages, stream)?;
         self.enqueue_in_order(call.collective, stream, |state, turn| match &self.path {
-            OperationPath::Direct(_) => self.enqueue_direct((state, turn), &checked, call, stream),
-            OperationPath::Staged(_) => self.staged.run(staged(), checked.input, checked.output, stream),
+            OperationPath::Direct(_) if !stages => self.enqueue_direct((state, turn), &checked, call, stream),
+            OperationPath::Direct(_) | OperationPath::Staged(_) => {
+                self.staged.run(staged(), checked.input, checked.output, stream)
+            }
         })
     }
 
@@ -406,11 +351,13 @@ impl GpuCommunicator {
         staged: impl FnOnce() -> StagedOperation,
         stream: &Stream,
     ) -> Result<(), GpuError> {
+        let stages = self.stages_some();
+        self.refuse_capture(stages, stream)?;
         self.enqueue_in_order(group.collective(), stream, |state, _| {
             match (&self.path, &state.kernels) {
-                (OperationPath::Direct(_), Some(kernels)) => kernels.exchange(&group, stream),
+                (OperationPath::Direct(_), Some(kernels)) if !stages => kernels.exchange(&group, stream),
                 (OperationPath::Direct(_), None) => Ok(()),
-                (OperationPath::Staged(_), _) => {
+                (OperationPath::Direct(_) | OperationPath::Staged(_), _) => {
                     let [given, got] = [Direction::Send, Direction::Receive].map(|direction| group.all(direction));
                     self.staged.run(staged(), given, got, stream)
                 }
@@ -451,16 +398,25 @@ impl GpuCommunicator {
         done
     }
 
+    /// Of an operation that goes through the host since contexts take turns.
+    fn refuse_capture(&self, stages: bool, stream: &Stream) -> Result<(), GpuError> {
+        match stages && stream.is_capturing()? {
+            true => Err(not_capturable(
+                "the ranks of a GPU take turns, as there is no MPS daemon",
+            )),
+            false => Ok(()),
+        }
+    }
+
     fn enqueue_behind_last(
         &self,
         stream: &Stream,
         work: impl FnOnce(&mut State, &Turn) -> Result<(), GpuError>,
     ) -> Result<(), GpuError> {
-        if matches!(self.path, OperationPath::Staged(_)) && stream.is_capturing()? {
-            return Err(GpuError::Refused {
-                what: "an operation in which the host has a part, in a graph",
-                reason: "the host cannot be captured".to_owned(),
-            });
+        if let OperationPath::Staged(reason) = &self.path
+            && stream.is_capturing()?
+        {
+            return Err(not_capturable(reason));
         }
         let mut state = self.state();
         let turn = state.order.begin(stream)?;
@@ -506,7 +462,8 @@ impl GpuCommunicator {
         // not scale.
         let has_streams = turn.can_span(side.stream()) && checked.op != ReduceOp::PreMulSum;
         let given = (call.data, call.count, is_registered);
-        let choice = Choice::new(&self.options, self.size(), call.collective, given, has_streams);
+        let ranks = (self.size(), &self.sharing);
+        let choice = Choice::new(&self.options, ranks, call.collective, given, has_streams);
         let operation = |algorithm, slice| Operation {
             collective: call.collective,
             algorithm,
@@ -524,7 +481,7 @@ impl GpuCommunicator {
         match choice {
             Choice::Small(cut) => kernels.run_short(call, (checked.input, checked.output), reduction, cut, stream),
             Choice::Kernel(algorithm, cut) => kernels.run(&operation(algorithm, 0), reduction, cut, stream),
-            Choice::Copies(algorithm, slice) => copies.run(&operation(algorithm, slice), stream),
+            Choice::Copies(algorithm, slice) => copies.run(&operation(algorithm, slice), stream, has_streams),
             Choice::Split(at, (algorithm, slice), (beside_it, cut)) => {
                 let (first, rest) = split::parts(&operation(algorithm, slice), at, beside_it)?;
                 // A refusal comes before all work that waits for other ranks.
@@ -532,10 +489,17 @@ impl GpuCommunicator {
                 side.run(
                     stream,
                     |side| kernels.run(&rest, reduction, cut, side),
-                    || copies.run(&first, stream),
+                    || copies.run(&first, stream, true),
                 )
             }
         }
+    }
+}
+
+fn not_capturable(reason: &str) -> GpuError {
+    GpuError::Refused {
+        what: "an operation in which the host has a part, in a graph",
+        reason: format!("the host cannot be captured, and has a part because {reason}"),
     }
 }
 

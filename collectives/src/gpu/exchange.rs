@@ -22,10 +22,10 @@ const VERSION: u64 = 1;
 const MAX_MESSAGES: usize = 224;
 /// A queue per peer and direction, and one of this rank's messages to itself.
 const MAX_QUEUES: usize = 32;
-/// Maximum thread blocks of sends and receives, all of which must be resident; and of copies.
+/// Maximum thread blocks of sends and receives, all of which must be resident; and of copies, which
+/// wait for nothing.
 const MAX_BLOCKS: u32 = 128;
 const MAX_COPY_BLOCKS: u32 = 32;
-const THREADS: u32 = 512;
 /// Slots of a channel.
 const SLOTS: u64 = 4;
 const MAX_SLOT: u64 = 256 << 10;
@@ -122,6 +122,7 @@ enum QueueKind {
 pub(super) struct ExchangeExecutor {
     kernel: Option<Kernel>,
     layout: ExchangeLayout,
+    threads: u32,
     rank: Rank,
     arenas: Vec<u64>,
     control: u64,
@@ -129,18 +130,19 @@ pub(super) struct ExchangeExecutor {
 
 impl ExchangeExecutor {
     /// Loads its kernel. `arenas` are the device pointers of all ranks' arenas, `control` that of
-    /// [`Peers::control`].
+    /// [`Peers::control`]. Launches have at most `blocks` thread blocks of `threads` threads.
     pub(super) fn new(
         kernels: &CollectiveKernels,
         peers: &Peers,
         arenas: Vec<u64>,
         control: u64,
-        blocks: u32,
+        (blocks, threads): (u32, u32),
     ) -> Result<Self, GpuError> {
         kernels.load(KernelFile::Exchange, |_| true)?;
         Ok(Self {
             kernel: kernels.kernel("exchange"),
             layout: ExchangeLayout::new(peers.areas(), arenas.len() as u32, blocks),
+            threads,
             rank: peers.rank(),
             arenas,
             control,
@@ -157,7 +159,7 @@ impl ExchangeExecutor {
         if blocks == 0 {
             return Ok(());
         }
-        let launch = Launch::linear(blocks, THREADS);
+        let launch = Launch::linear(blocks, self.threads);
         // SAFETY: the kernel's only parameter is this struct, in its version; the caller vouches
         // for the memory that it names.
         unsafe { self.kernel()?.launch(stream, launch, &[&arguments], uses)? };

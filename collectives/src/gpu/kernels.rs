@@ -16,7 +16,8 @@ use super::kernel::{KernelExecutor, Operation as Launched, Plan};
 use super::lower::LowerError;
 use super::options::GpuOptions;
 use super::peers::{MAX_PEERS, Peers};
-use super::program::{Function, LaunchShape, MAX_BLOCKS};
+use super::program::{Function, LaunchShape, MAX_BLOCKS, MAX_THREADS};
+use super::sharing::Sharing;
 use super::small::{self, SmallExecutor};
 use crate::algorithm::Algorithm;
 use crate::executor::Direction;
@@ -44,7 +45,12 @@ pub(super) struct Kernels {
 
 impl Kernels {
     /// Loads all kernels that operations use, as the driver may then wait for running ones.
-    pub(super) fn new(kernels: &CollectiveKernels, peers: Arc<Peers>, options: &GpuOptions) -> Result<Self, GpuError> {
+    pub(super) fn new(
+        kernels: &CollectiveKernels,
+        peers: Arc<Peers>,
+        options: &GpuOptions,
+        sharing: &Sharing,
+    ) -> Result<Self, GpuError> {
         let arenas: Vec<u64> = peers
             .arenas()
             .memories()
@@ -54,16 +60,12 @@ impl Kernels {
         let (rank, areas, stop) = (peers.rank(), peers.areas(), peers.control().device_ptr().0);
         let lines = choice::may_use_lines(options, arenas.len() as u32);
         // FIFOs are for as many blocks as there may be, so that their slots are as large as possible.
-        let blocks = options.blocks.unwrap_or(MAX_BLOCKS / 2);
+        let blocks = sharing.blocks(MAX_THREADS, options.blocks.unwrap_or(MAX_BLOCKS / 2));
+        let threads = sharing.exchange_threads(arenas.len() as u32);
+        let exchange_blocks = sharing.blocks(threads, options.blocks.unwrap_or(MAX_BLOCKS));
         Ok(Self {
             small: SmallExecutor::new(kernels, rank, arenas.clone(), areas, stop)?,
-            exchange: ExchangeExecutor::new(
-                kernels,
-                &peers,
-                arenas.clone(),
-                stop,
-                options.blocks.unwrap_or(MAX_BLOCKS),
-            )?,
+            exchange: ExchangeExecutor::new(kernels, &peers, arenas.clone(), stop, (exchange_blocks, threads))?,
             executor: KernelExecutor::new(kernels, rank, arenas, (areas, blocks), stop, lines)?,
             peers,
             plans: Vec::new(),

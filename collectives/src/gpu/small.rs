@@ -158,6 +158,17 @@ impl LaunchShape {
     /// or a broadcast to more than one rank, may take two steps.
     #[must_use]
     pub fn new(collective: Collective, ranks: u32, bytes: u64, area: usize, two_steps: bool) -> Option<Self> {
+        Self::within(&|_, most| most, collective, ranks, (bytes, area), two_steps)
+    }
+
+    /// The same with as many thread blocks as `blocks` allows, by their threads, of a maximum.
+    pub(super) fn within(
+        blocks: &dyn Fn(u32, u32) -> u32,
+        collective: Collective,
+        ranks: u32,
+        (bytes, area): (u64, usize),
+        two_steps: bool,
+    ) -> Option<Self> {
         let parts = match collective {
             Collective::AllReduce if two_steps => ranks,
             Collective::Broadcast if two_steps => ranks - 1,
@@ -171,11 +182,17 @@ impl LaunchShape {
             _ => &[512, 256, 128],
         };
         most.iter()
-            .find_map(|threads| Self::with(ranks, bytes, area, parts, *threads))
+            .find_map(|threads| Self::with(blocks, ranks, (bytes, area), parts, *threads))
     }
 
     /// Takes two steps if `parts` is more than one; blocks have at most `most_threads` threads.
-    fn with(ranks: u32, bytes: u64, area: usize, parts: u32, most_threads: u32) -> Option<Self> {
+    fn with(
+        most_blocks: &dyn Fn(u32, u32) -> u32,
+        ranks: u32,
+        (bytes, area): (u64, usize),
+        parts: u32,
+        most_threads: u32,
+    ) -> Option<Self> {
         if ranks as usize > MAX_PEERS {
             return None;
         }
@@ -184,11 +201,11 @@ impl LaunchShape {
         let two_steps = parts > 1;
         let each = lines.div_ceil(parts.max(1));
         let threads = each.checked_next_multiple_of(32)?.min(most_threads);
-        let share = each.min(threads * each.div_ceil(MAX_BLOCKS * threads));
+        let share = each.min(threads * each.div_ceil(most_blocks(threads, MAX_BLOCKS) * threads));
         let blocks = each.div_ceil(share);
         // Every block needs data of every part: it signals that the other rank has started.
         if two_steps && u64::from(lines) <= u64::from(parts - 1) * u64::from(each) + u64::from((blocks - 1) * share) {
-            return Self::with(ranks, bytes, area, 1, most_threads);
+            return Self::with(most_blocks, ranks, (bytes, area), 1, most_threads);
         }
         let needed = u64::from(share) * u64::from(LL_LINE_BYTES) * if two_steps { 2 } else { 1 };
         (needed <= SlotLayout::len(area, ranks).into()).then_some(Self {
@@ -197,6 +214,12 @@ impl LaunchShape {
             share,
             part: if two_steps { each } else { 0 },
         })
+    }
+
+    /// Threads of all its blocks.
+    #[cfg(test)]
+    pub(super) fn block_threads(&self) -> u32 {
+        self.blocks * self.threads
     }
 
     /// The corresponding algorithm.

@@ -12,4 +12,5 @@ mod gpus;
 mod graphs;
 mod groups;
 mod many;
+mod sharing;
 mod split;

@@ -66,7 +66,7 @@ int main(int argc, char **argv) {
         sscanf(argv[4] + 2 * i, "%2x", &byte);
         id.internal[i] = (char)byte;
     }
-    gpu_open(rank % 2);
+    gpu_open();
     for (size_t i = 0; i < sizeof TESTS / sizeof *TESTS; i++) {
         if (!strcmp(TESTS[i].name, argv[1])) {
             TESTS[i].run();

@@ -104,15 +104,22 @@ impl Copies {
         &self.streams
     }
 
-    pub(super) fn run(&mut self, operation: &Operation<'_>, stream: &Stream) -> Result<(), GpuError> {
+    /// Without `has_streams`, all on the caller's: a script's order completes on one stream, too.
+    pub(super) fn run(
+        &mut self,
+        operation: &Operation<'_>,
+        stream: &Stream,
+        has_streams: bool,
+    ) -> Result<(), GpuError> {
         self.prepare(operation)?;
         let Some(cached) = self.cached.last() else {
             return Ok(());
         };
         for (at, op) in &cached.script.ops {
             let on = match *at {
-                CALLER => stream,
-                other => &self.streams[usize::from(other) - 1],
+                _ if !has_streams && matches!(op, StreamOp::Record(_) | StreamOp::Wait(_)) => continue,
+                other if has_streams && other != CALLER => &self.streams[usize::from(other) - 1],
+                _ => stream,
             };
             self.op(operation, &cached.events, op, on)?;
         }
