@@ -226,7 +226,7 @@ fn kernel(
         _ => Algorithm::FullMesh,
     };
     let message = match (algorithm, collective) {
-        (Algorithm::FullMesh, Collective::AllReduce) => bytes / u64::from(ranks),
+        (Algorithm::FullMesh, Collective::AllReduce) => bytes.div_ceil(u64::from(ranks)),
         _ => bytes,
     };
     let ll = message <= LL_MAX_BYTES && collective != Collective::Barrier && may_use_lines(options, ranks);
