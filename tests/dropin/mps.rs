@@ -5,7 +5,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -66,6 +66,20 @@ impl Machine {
             .env("CUDA_VISIBLE_DEVICES", "1")
             .env_remove("CUDA_MPS_PIPE_DIRECTORY");
         command
+    }
+
+    /// In a process group of its own, in which SIGINT is not ignored, as it is in background jobs.
+    fn spawn(&self, command: &Command) -> Child {
+        let mut through = Command::new("/usr/bin/env");
+        through.arg("--default-signal=INT").arg(command.get_program());
+        through.args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => through.env(name, value),
+                None => through.env_remove(name),
+            };
+        }
+        through.process_group(0).spawn().expect("doorbell was built")
     }
 
     fn run(&self, end: &str) -> Output {
@@ -129,8 +143,7 @@ fn a_daemon_is_started_for_the_command_and_ended_however_it_ends() {
 #[test]
 fn an_interrupt_ends_the_command_and_the_daemon() {
     let machine = Machine::new(true);
-    let mut command = machine.command("trap 'exit 3' INT; while :; do sleep 0.05; done");
-    let mut child = command.process_group(0).spawn().expect("doorbell was built");
+    let mut child = machine.spawn(&machine.command("trap 'exit 3' INT; while :; do sleep 0.05; done"));
     machine.await_record("command");
     killpg(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).expect("it runs");
     let status = child.wait().expect("it was started");
@@ -148,7 +161,7 @@ fn an_interrupt_while_the_daemon_starts_ends_it_and_starts_no_command() {
         "AT_START",
         format!("while ! [ -e {} ]; do sleep 0.05; done", go.display()),
     );
-    let mut child = command.process_group(0).spawn().expect("doorbell was built");
+    let mut child = machine.spawn(&command);
     machine.await_record("start");
     killpg(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).expect("it runs");
     fs::write(go, "").expect("a file");
