@@ -66,6 +66,8 @@ void abort_operation(void);
 void abort_graph(void);
 void graphs(void);
 void abort_initialisation(void);
+void abort_initialisations(void);
+void abort_operations(void);
 void arguments(void);
 void split(void);
 void killed_in_split(void);

@@ -16,20 +16,21 @@ use tempfile::TempDir;
 
 use crate::library;
 
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 9] = [
     "main.c",
     "gpu.c",
     "collectives.c",
     "groups.c",
     "graphs.c",
     "failures.c",
+    "aborts.c",
     "derived.c",
     "windows.c",
 ];
-const LIMIT: Duration = Duration::from_secs(240);
+pub(crate) const LIMIT: Duration = Duration::from_secs(240);
 
 /// The client, in a folder with the library by its name.
-fn client() -> &'static Path {
+pub(crate) fn client() -> &'static Path {
     static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
     let (_, client) = BUILT.get_or_init(|| {
         let folder = tempfile::tempdir().expect("a folder");
@@ -66,21 +67,25 @@ fn variables(test: &str) -> Vec<(&'static str, OsString)> {
 }
 
 /// A process that is killed when the test has failed.
-struct Process(Child);
+pub(crate) struct Process(Child);
 
 impl Process {
     fn start(test: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut command = Command::new(client());
+        command.args(arguments).envs(environment.iter().copied());
+        Self::spawn(test, &mut command)
+    }
+
+    pub(crate) fn spawn(test: &str, command: &mut Command) -> Self {
         command
-            .args(arguments)
             .envs(variables(test))
-            .envs(environment.iter().copied());
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         Self(command.spawn().expect("the client starts"))
     }
 
     /// Lets it end: what it has written, and its status.
-    fn end(mut self, until: Instant) -> (String, ExitStatus) {
+    pub(crate) fn end(mut self, until: Instant) -> (String, ExitStatus) {
         drop(self.0.stdin.take());
         let status = loop {
             match self.0.try_wait().expect("a child of this process") {
@@ -222,6 +227,21 @@ fn an_abort_ends_the_launch_of_a_graph() {
 #[test]
 fn an_initialisation_without_the_other_rank_blocks_no_caller_and_is_aborted() {
     pass("abort-initialisation", 1, 2, &[]);
+}
+
+#[test]
+fn an_abort_may_come_in_any_part_of_an_initialisation() {
+    pass("abort-initialisations", 2, 2, &[]);
+}
+
+#[test]
+fn an_abort_may_come_in_any_part_of_an_operation() {
+    pass("abort-operations", 2, 2, &[]);
+}
+
+#[test]
+fn an_abort_may_come_in_any_part_of_an_operation_that_the_host_moves() {
+    pass("abort-operations", 2, 2, &[("DOORBELL_GPU", "executor=staged")]);
 }
 
 #[test]

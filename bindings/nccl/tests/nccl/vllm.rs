@@ -1,0 +1,49 @@
+//! vLLM's communicator, unmodified, whose ranks are processes of Python.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use crate::clients::{LIMIT, Process};
+use crate::library;
+
+const RANKS: usize = 3;
+
+/// Where `cargo xtask ci` puts vLLM's files, below the target folder.
+fn wrapper() -> Option<PathBuf> {
+    let test = std::env::current_exe().expect("the path of this program");
+    let folder = test.ancestors().nth(3)?.join("pip/vllm");
+    folder.join("pynccl_wrapper.py").is_file().then_some(folder)
+}
+
+#[test]
+fn vllms_communicator_calls_every_function_of_its_wrapper() {
+    let Some(wrapper) = wrapper() else {
+        assert!(
+            std::env::var("CI").as_deref() != Ok("true"),
+            "missing under CI: vLLM's files"
+        );
+        eprintln!("skipped: cargo xtask ci --only test fetches vLLM's files");
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vllm/ranks.py");
+    let start = |rank: usize| {
+        let mut python = Command::new("python3");
+        python
+            .arg(&script)
+            .arg(&wrapper)
+            .args([rank, RANKS].map(|number| number.to_string()));
+        python
+            .arg(folder.path())
+            .env("VLLM_NCCL_SO_PATH", library())
+            .env("PYTHONDONTWRITEBYTECODE", "1");
+        Process::spawn("vllm", &mut python)
+    };
+    let processes: Vec<Process> = (0..RANKS).map(start).collect();
+    let until = Instant::now() + LIMIT;
+    let ends: Vec<_> = processes.into_iter().map(|process| process.end(until)).collect();
+    for (rank, (said, status)) in ends.iter().enumerate() {
+        assert!(status.success() && said == "PASS\n", "rank {rank}: {status}: {said}");
+    }
+}
