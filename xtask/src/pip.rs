@@ -20,8 +20,8 @@ pub(crate) fn provide(folder: &Path, wheels: &[&str], options: &[&str]) -> Resul
     once(folder, wheels, &mut pip)
 }
 
-/// Writes files of a wheel, NAME==VERSION, into a folder, in place of others. pip downloads only the
-/// parts of the wheel that have them.
+/// Writes files of a wheel, NAME==VERSION, into a folder, in place of others. pip downloads no more
+/// of the wheel than has them.
 pub(crate) fn provide_files(folder: &Path, wheel: &str, files: &[&str]) -> Result<()> {
     let mut pip = Command::new("python3");
     pip.args(["-c", include_str!("pip_files.py"), wheel]);
