@@ -71,16 +71,18 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("fish", "share/fish/vendor_completions.d/doorbell.fish"),
 ];
 
-const TEXTS: [&str; 3] = ["LICENSE-APACHE", "LICENSE-MIT", "README.md"];
+const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
 
 /// All installations; the command's is the first.
 pub(super) fn all(built: &Built) -> Result<[Installation; 3]> {
     let notices = notices::make()?;
-    let documented = |mut files: Vec<File>, package| {
-        for text in TEXTS {
+    let documented = |mut files: Vec<File>, package, sources: &str| {
+        for text in LICENCES {
             let bytes = read(&workspace().join(text))?;
             files.push(File::new(format!("share/doc/{package}/{text}"), bytes));
         }
+        let readme = read(&workspace().join(sources).join("README.md"))?;
+        files.push(File::new(format!("share/doc/{package}/README.md"), readme));
         files.push(File::new(
             format!("share/doc/{package}/THIRD-PARTY"),
             notices.as_bytes(),
@@ -90,7 +92,7 @@ pub(super) fn all(built: &Built) -> Result<[Installation; 3]> {
     };
     Ok([
         Installation {
-            files: documented(command(built)?, "doorbell")?,
+            files: documented(command(built)?, "doorbell", "")?,
             name: "doorbell",
             debian: Debian {
                 package: "doorbell",
@@ -106,7 +108,7 @@ RDMA tests, and a userspace RoCEv2 device for any program
             },
         },
         Installation {
-            files: documented(vec![library(&built.nccl)?], "doorbell-nccl")?,
+            files: documented(vec![library(&built.nccl)?], "doorbell-nccl", "bindings/nccl")?,
             name: "doorbell-nccl",
             debian: Debian {
                 package: "doorbell-nccl",
@@ -120,7 +122,7 @@ NCCL's C API over Doorbell's collectives on GPU memory
             },
         },
         Installation {
-            files: documented(c_library(built)?, "libdoorbell-dev")?,
+            files: documented(c_library(built)?, "libdoorbell-dev", "bindings/c")?,
             name: "libdoorbell",
             debian: Debian {
                 package: "libdoorbell-dev",
