@@ -192,7 +192,7 @@ static void join_without_blocking(void) {
     CHECK(state_at_last(comm) == ncclSuccess);
 }
 
-void collectives(void) {
+static void all(int in_groups) {
     size_t bytes = (size_t)ranks * COUNT * 8;
     void *allocated, *handle, *scalar = gpu_memory(8);
     int value;
@@ -205,12 +205,12 @@ void collectives(void) {
     OK(ncclCommUserRank(comm, &value));
     CHECK(value == rank);
     OK(ncclCommCuDevice(comm, &value));
-    CHECK(value == rank % 2);
+    CHECK(value == gpu_open());
     /* Memory of both kinds, one of them registered. */
     OK(ncclMemAlloc(&allocated, bytes));
     char *input = gpu_memory(bytes), *output = allocated;
     OK(ncclCommRegister(comm, output, bytes, &handle));
-    for (depth = 0; depth <= 2; depth++) types(input, output, scalar);
+    for (depth = in_groups; depth <= 2 * in_groups; depth++) types(input, output, scalar);
     /* Streams that go with work in them: what it uses is kept. */
     for (int turn = 0; turn < 20; turn++) {
         cudaStream_t brief = gpu_stream();
@@ -220,10 +220,21 @@ void collectives(void) {
     OK(ncclAllReduce(input, output, 0, ncclInt32, ncclSum, comm, stream));
     gpu_synchronize(stream);
     OK(ncclCommDeregister(comm, handle));
-    join_without_blocking();
-    for (depth = 0; depth <= 2; depth++) types(input, output, scalar);
+    if (in_groups) {
+        join_without_blocking();
+        for (depth = 0; depth <= 2; depth++) types(input, output, scalar);
+    }
     OK(ncclCommFinalize(comm));
     FAILS(ncclAllReduce(input, output, COUNT, ncclInt32, ncclSum, comm, stream), ncclInvalidUsage, "finalized");
     OK(ncclCommDestroy(comm));
     OK(ncclMemFree(allocated));
+}
+
+void collectives(void) {
+    all(0);
+}
+
+/* The same in one group, and in two, and all of that of a communicator that does not block. */
+void collectives_in_groups(void) {
+    all(1);
 }

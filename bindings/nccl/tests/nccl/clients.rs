@@ -53,14 +53,14 @@ pub(crate) fn client() -> &'static Path {
 }
 
 /// On loopback, with a device address of the test's own.
-fn variables(test: &str) -> Vec<(&'static str, OsString)> {
+pub(crate) fn variables(test: &str) -> Vec<(&'static str, OsString)> {
     let [_, _, high, low] = std::process::id().to_be_bytes();
     let own = test
         .bytes()
         .fold(1, |sum: u8, byte| sum.wrapping_mul(31).wrapping_add(byte))
         | 1;
     let address = format!("127.{}.{low}.{own}", 112 + high % 8);
-    let mut all = Vec::from(environment(ExecutionMode::Prompt, 2));
+    let mut all = Vec::from(environment(ExecutionMode::Prompt, 4));
     all.push(("NCCL_SOCKET_IFNAME", "lo".into()));
     all.push(("DOORBELL_SOFT_ADDR", address.into()));
     all
@@ -72,15 +72,15 @@ pub(crate) struct Process(Child);
 impl Process {
     fn start(test: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut command = Command::new(client());
-        command.args(arguments).envs(environment.iter().copied());
-        Self::spawn(test, &mut command)
+        command
+            .args(arguments)
+            .envs(variables(test))
+            .envs(environment.iter().copied());
+        Self::spawn(&mut command)
     }
 
-    pub(crate) fn spawn(test: &str, command: &mut Command) -> Self {
-        command
-            .envs(variables(test))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
+    pub(crate) fn spawn(command: &mut Command) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         Self(command.spawn().expect("the client starts"))
     }
 
@@ -139,6 +139,11 @@ fn every_collective_type_and_operator_in_place_and_not() {
 }
 
 #[test]
+fn every_collective_in_groups_and_of_a_communicator_that_does_not_block() {
+    pass("collectives-in-groups", 3, 3, &[]);
+}
+
+#[test]
 fn every_collective_staged_through_the_host() {
     pass("collectives", 3, 3, &[("DOORBELL_GPU", "executor=staged")]);
 }
@@ -153,6 +158,12 @@ fn groups_nest_and_span_communicators() {
     pass("groups", 3, 3, &[]);
 }
 
+/// Of a driver that waits for the device where it loads kernels.
+#[test]
+fn two_communicators_may_be_fed_in_opposite_orders() {
+    pass("orders", 2, 2, &[("DOORBELL_STANDIN", "prompt,devices=2,implicit")]);
+}
+
 #[test]
 fn received_memory_may_overlap_sent_memory() {
     pass("overlaps", 3, 3, &[]);
@@ -161,6 +172,30 @@ fn received_memory_may_overlap_sent_memory() {
 #[test]
 fn graphs_of_the_program_mix_with_direct_operations_and_outlive_the_communicator() {
     pass("graphs", 3, 3, &[]);
+}
+
+/// Processes without an MPS daemon.
+const ON_ONE_GPU: (&str, &str) = ("DOORBELL_STANDIN", "prompt,devices=1");
+
+#[test]
+fn collectives_of_ranks_that_take_turns_on_one_gpu() {
+    pass("collectives", 3, 3, &[ON_ONE_GPU]);
+}
+
+#[test]
+fn groups_of_ranks_that_take_turns_on_one_gpu() {
+    pass("groups", 3, 3, &[ON_ONE_GPU]);
+}
+
+/// Captures have groups, which the host would have a part in if the ranks took turns.
+#[test]
+fn graphs_of_ranks_on_one_gpu_with_an_mps_daemon() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let environment = [
+        ("DOORBELL_STANDIN", "prompt,devices=1,133=1"),
+        ("CUDA_MPS_PIPE_DIRECTORY", folder.path().to_str().expect("a plain path")),
+    ];
+    pass("graphs", 3, 3, &environment);
 }
 
 #[test]

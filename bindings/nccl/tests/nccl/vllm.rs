@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use crate::clients::{LIMIT, Process};
+use crate::clients::{LIMIT, Process, variables};
 use crate::library;
 
 const RANKS: usize = 3;
@@ -41,9 +41,10 @@ fn vllms_communicator_calls_every_function_of_its_wrapper() {
             .args([rank, RANKS].map(|number| number.to_string()));
         python
             .arg(folder.path())
+            .envs(variables("vllm"))
             .env("VLLM_NCCL_SO_PATH", library())
             .env("PYTHONDONTWRITEBYTECODE", "1");
-        Process::spawn("vllm", &mut python)
+        Process::spawn(&mut python)
     };
     let processes: Vec<Process> = (0..RANKS).map(start).collect();
     let until = Instant::now() + LIMIT;
