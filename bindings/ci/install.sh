@@ -10,8 +10,9 @@ from_tarball() {
     tar -xzf "$1" --strip-components=1 -C "$folder"
 }
 
+# A package of the release, by the beginning of its name.
 from_release() {
-    local name="doorbell-$INPUT_VERSION-$(uname -m)-unknown-linux-gnu.tar.gz" from="$RELEASES/v$INPUT_VERSION"
+    local name="$1-$INPUT_VERSION-$(uname -m)-unknown-linux-gnu.tar.gz" from="$RELEASES/v$INPUT_VERSION"
     local files
     files=$(mktemp -d)
     for file in "$name" SHA256SUMS; do
@@ -29,7 +30,10 @@ from_sources() {
 if [ -n "${INPUT_TARBALL:-}" ]; then
     from_tarball "$INPUT_TARBALL"
 elif [ -n "${INPUT_VERSION:-}" ]; then
-    from_release
+    from_release doorbell
+    if [ "${INPUT_NCCL:-false}" = true ]; then
+        from_release doorbell-nccl
+    fi
 else
     from_sources
 fi

@@ -98,7 +98,7 @@ fn a_missing_library_is_one_line() {
         "{stderr}"
     );
     assert!(
-        stderr.starts_with("doorbell: no libdoorbell_nccl.so in ") && stderr.contains("cargo build"),
+        stderr.starts_with("doorbell: no libdoorbell_nccl.so in ") && stderr.contains("the package doorbell-nccl"),
         "{stderr}"
     );
 }

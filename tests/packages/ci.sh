@@ -10,7 +10,8 @@ trap 'rm -rf "$folder"' EXIT
 version=$(basename "$dist"/doorbell-*.cdx.json .cdx.json)
 version=${version#doorbell-}
 mkdir -p "$folder/releases/v$version"
-cp "$dist"/doorbell-*.tar.gz "$dist/SHA256SUMS" "$folder/releases/v$version"
+tarball=$(echo "$dist"/doorbell-[0-9]*.tar.gz)
+cp "$tarball" "$dist"/doorbell-nccl-*.tar.gz "$dist/SHA256SUMS" "$folder/releases/v$version"
 export TMPDIR=$folder
 
 # The number of devices that a program has which knows nothing of doorbell.
@@ -35,16 +36,21 @@ action() {
 }
 
 step=(doorbell run -- python3 -c "$devices")
-test "$(action tarball INPUT_TARBALL="$(echo "$dist"/doorbell-*.tar.gz)")" = 1
+test "$(action tarball INPUT_TARBALL="$tarball")" = 1
 step=(python3 -c "$devices")
 test "$(action release INPUT_VERSION="$version" INPUT_DEVICE=true INPUT_OPTIONS='--rails 3')" = 3
+step=(doorbell run --nccl -- python3 -c 'import ctypes
+version = ctypes.c_int()
+ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
+print(version.value)')
+test "$(action nccl INPUT_VERSION="$version" INPUT_NCCL=true)" = 23007
 
 # A file that is not the release's is not installed.
-echo >> "$folder/releases/v$version/"doorbell-*.tar.gz
+echo >> "$folder/releases/v$version/$(basename "$tarball")"
 step=(true)
 action changed INPUT_VERSION="$version" 2> /dev/null || true
 test ! -e "$folder/changed/doorbell/bin"
-cp "$dist"/doorbell-*.tar.gz "$folder/releases/v$version"
+cp "$tarball" "$folder/releases/v$version"
 
 lines=$(sed -n 's/^    - //p' "$here/bindings/ci/gitlab.yml")
 cd "$folder"

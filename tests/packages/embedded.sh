@@ -26,6 +26,12 @@ test "$("$doorbell" run -- "$python" -c "$devices")" = "1 ['soft0']"
 test "$(eval "$("$doorbell" env)" && "$python" -c "$devices")" = "1 ['soft0']"
 rm -r "$TMPDIR"/doorbell-*
 
+# It has no library of NCCL's API in it.
+"$doorbell" run --nccl -- true 2> "$HOME/missing" && exit 1
+test "$(wc -l < "$HOME/missing")" = 1
+grep -q 'install the package doorbell-nccl' "$HOME/missing"
+rm "$HOME/missing"
+
 # What a killed command leaves is removed by the next.
 "$doorbell" run -- sleep 600 &
 until ls "$TMPDIR"/doorbell-run-*/libdoorbell_sysfs.so > /dev/null 2>&1; do sleep 0.1; done

@@ -15,6 +15,7 @@ bin=$folder/venv/bin
 
 test "$("$bin/doorbell" --version)" = "$("$bin/python" -m doorbell_rdma --version)"
 "$bin/doorbell" bw write -n 1000
+"$bin/doorbell" run --nccl -- grep -q /libdoorbell_nccl.so /proc/self/maps
 "$bin/pytest" --quiet -p no:cacheprovider "$tests"
 # As PyTorch finds the backend; it would call it.
 "$bin/python" - <<'ENTRY'

@@ -146,6 +146,13 @@ pub(crate) const CLIENT_WHEELS: [&str; 3] = [
 ];
 pub(crate) const CLIENT_WHEELS_PYTHON: &str = "--python-version=3.11";
 
+/// What a test of doorbell-nccl runs of vLLM, whose wheel has 400 MB.
+pub(crate) const VLLM: &str = "vllm==0.33.0";
+pub(crate) const VLLM_FILES: [&str; 2] = [
+    "vllm/distributed/device_communicators/pynccl.py",
+    "vllm/distributed/device_communicators/pynccl_wrapper.py",
+];
+
 pub(crate) const COLLECTIVE_PEERS: [Need; 4] = [
     Need {
         package: "openmpi-bin",

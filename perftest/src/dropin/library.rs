@@ -1,8 +1,9 @@
 //! Finds the drop-in library: beside this program after a build, in `../lib/doorbell` after an
 //! installation, or in `DOORBELL_LIBRARY_DIR`; else in this program.
 
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::{env, io};
+use std::{env, fs, io, process};
 
 use crate::cli::DropinArgs;
 use crate::dropin::embedded::{self, EmbeddedLibrary};
@@ -28,7 +29,11 @@ pub(crate) const NAMES: [&str; 6] = [
 pub(crate) enum Libraries {
     /// In this folder.
     Installed(PathBuf),
-    Embedded(&'static [EmbeddedLibrary]),
+    /// In this program, but for the `others`, which are files anywhere.
+    Embedded {
+        libraries: &'static [EmbeddedLibrary],
+        others: Vec<PathBuf>,
+    },
 }
 
 impl Libraries {
@@ -36,9 +41,21 @@ impl Libraries {
     pub(super) fn provide(&self, folder: &Path) -> io::Result<PathBuf> {
         match self {
             Self::Installed(installed) => Ok(installed.clone()),
-            Self::Embedded(libraries) => embedded::unpack(folder, libraries).map(|()| folder.to_owned()),
+            Self::Embedded { libraries, others } => {
+                embedded::unpack(folder, libraries)?;
+                others.iter().try_for_each(|other| link(folder, other))?;
+                Ok(folder.to_owned())
+            }
         }
     }
+}
+
+/// In place of an earlier link in this folder, which programs may be using.
+fn link(folder: &Path, file: &Path) -> io::Result<()> {
+    let name = file.file_name().unwrap_or_default();
+    let new = folder.join(format!(".{}-{}", name.to_string_lossy(), process::id()));
+    symlink(file, &new)?;
+    fs::rename(&new, folder.join(name))
 }
 
 /// The libraries that every process loads at its start.
@@ -74,18 +91,47 @@ pub(crate) fn find(preloaded: &[&'static str]) -> Result<Libraries, Failure> {
     if let Some(folder) = found.and_then(|folder| folder.canonicalize().ok()) {
         return Ok(Libraries::Installed(folder));
     }
-    let has_all = |libraries: &&[EmbeddedLibrary]| {
-        let has = |file: &&str| libraries.iter().any(|library| library.name == *file);
-        wanted.iter().all(has)
-    };
-    if !is_chosen && let Some(libraries) = embedded::get().filter(has_all) {
-        return Ok(Libraries::Embedded(libraries));
+    let mut missing = folders.iter().map(missing).min_by_key(Vec::len).unwrap_or_default();
+    if !is_chosen && let Some(libraries) = embedded::get() {
+        missing = wanted;
+        missing.retain(|file| libraries.iter().all(|library| library.name != *file));
+        let installed = |file: &&str| {
+            let mut places = folders.iter().map(|folder| folder.join(file));
+            places.find_map(|place| place.canonicalize().ok())
+        };
+        if let Some(others) = missing.iter().map(installed).collect() {
+            return Ok(Libraries::Embedded { libraries, others });
+        }
     }
-    let missing = folders.iter().map(missing).min_by_key(Vec::len).unwrap_or_default();
+    let remedy = match missing[..] {
+        [NCCL] => "install the package doorbell-nccl, build it with",
+        _ => "build the libraries with",
+    };
     let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
     Err(own(format!(
-        "no {} in {}: build the libraries with cargo build --release, or set DOORBELL_LIBRARY_DIR to where they are",
+        "no {} in {}: {remedy} cargo build --release, or set DOORBELL_LIBRARY_DIR to where the libraries are",
         missing.join(" and "),
         folders.join(" or ")
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As after `cargo install`, whose program has no such library in it.
+    #[test]
+    fn an_installed_library_is_beside_those_in_the_program() {
+        let folder = tempfile::tempdir().unwrap();
+        let libraries = Libraries::Embedded {
+            libraries: &[],
+            others: vec!["/installed/libdoorbell_nccl.so".into()],
+        };
+        for _ in 0..2 {
+            assert_eq!(libraries.provide(folder.path()).unwrap(), folder.path());
+            let link = fs::read_link(folder.path().join(NCCL)).unwrap();
+            assert_eq!(link, Path::new("/installed/libdoorbell_nccl.so"));
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
 }

@@ -6,7 +6,7 @@ use super::{
     guest, lacking, licences, package, rows, safe,
 };
 use crate::{
-    clients, dist, fuzz, instructions, kernels, platforms, sanitize, setup, soak, target_folder, tidy, workspace,
+    clients, dist, fuzz, instructions, kernels, pip, platforms, sanitize, setup, soak, target_folder, tidy, workspace,
 };
 use anyhow::{Context, Result, bail};
 use std::{
@@ -245,6 +245,11 @@ const HALF: [&str; 6] = ["classic", "classic_managed", "dropin", "gpu", "gpu_ver
 
 /// Two halves side by side, as most tests wait for most of their time.
 fn test(scope: Scope) -> Result<Verdict> {
+    // Without them their test is skipped, or fails under `CI=true`.
+    let vllm = target_folder()?.join("pip/vllm");
+    if let Err(error) = pip::provide_files(&vllm, setup::VLLM, &setup::VLLM_FILES) {
+        eprintln!("test: no files of {}: {error:#}", setup::VLLM);
+    }
     let (half, others): (Vec<_>, Vec<_>) = integration_tests()?
         .into_iter()
         .partition(|name| HALF.contains(&name.as_str()));

@@ -1,6 +1,6 @@
 //! Archives whose bytes depend on the files alone: by path, of one time and one owner.
 
-use super::content::File;
+use super::content::{File, Kind};
 use anyhow::Result;
 use flate2::{Compression, GzBuilder, write::GzEncoder};
 use std::collections::BTreeSet;
@@ -21,8 +21,12 @@ pub(super) fn tar_gz(prefix: &str, files: &[File]) -> Result<Vec<u8>> {
                 tar.append_data(&mut header(EntryType::Directory, 0o755, 0), folder, &[][..])?;
             }
         }
-        let mut header = header(EntryType::Regular, file.mode(), file.bytes.len());
-        tar.append_data(&mut header, &path, &file.bytes[..])?;
+        if let Kind::Link(target) = &file.kind {
+            tar.append_link(&mut header(EntryType::Symlink, file.mode(), 0), &path, target)?;
+        } else {
+            let mut header = header(EntryType::Regular, file.mode(), file.bytes.len());
+            tar.append_data(&mut header, &path, &file.bytes[..])?;
+        }
     }
     Ok(tar.into_inner()?.finish()?)
 }

@@ -16,22 +16,27 @@ use std::{
 const GLIBC: &str = "2.28";
 const LINKER: [&str; 2] = ["cargo-zigbuild==0.24.1", "ziglang==0.17.1"];
 /// What is installed.
-pub(super) const PACKAGES: [&str; 4] = [
+pub(super) const PACKAGES: [&str; 6] = [
     "doorbell-perftest",
     "doorbell-dropin",
     "doorbell-sysfs",
     "doorbell-python",
+    "doorbell-nccl",
+    "doorbell-c",
 ];
 
-pub(super) const LIBRARIES: [&str; 2] = ["libdoorbell_dropin.so", "libdoorbell_sysfs.so"];
+const LIBRARIES: [&str; 2] = ["libdoorbell_dropin.so", "libdoorbell_sysfs.so"];
 
 pub(super) struct Built {
     /// As x86_64-unknown-linux-gnu.
     pub(super) target: String,
+    /// What has all of it.
+    pub(super) folder: PathBuf,
     pub(super) program: PathBuf,
     pub(super) libraries: [PathBuf; 2],
     /// The extension module of Python, which the wheel alone has.
     pub(super) extension: PathBuf,
+    pub(super) nccl: PathBuf,
     /// The newest glibc that one of them needs.
     pub(super) glibc: symbols::Version,
 }
@@ -63,16 +68,20 @@ pub(super) fn build() -> Result<Built> {
     let program = folder.join("doorbell");
     let libraries = LIBRARIES.map(|name| folder.join(name));
     let mut glibc = symbols::Version::default();
-    let extension = folder.join("libdoorbell_python.so");
-    for file in libraries.iter().chain([&program, &extension]) {
+    let [extension, nccl, of_c] =
+        ["libdoorbell_python.so", "libdoorbell_nccl.so", "libdoorbell.so"].map(|name| folder.join(name));
+    for file in libraries.iter().chain([&program, &extension, &nccl, &of_c]) {
         no_path_of_this_machine(file)?;
         glibc = glibc.max(symbols::needed(file)?);
     }
+    no_path_of_this_machine(&folder.join("libdoorbell.a"))?;
     Ok(Built {
         target,
+        folder,
         program,
         libraries,
         extension,
+        nccl,
         glibc,
     })
 }

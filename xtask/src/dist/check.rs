@@ -35,16 +35,18 @@ pub(crate) fn check(_: Scope) -> Result<Verdict> {
     }
     tally.take("the same bytes elsewhere", || same_elsewhere(&folder));
     tally.take("GitHub's and GitLab's setup", || script("ci.sh", &[&folder]));
-    let wheel = find(&folder, ".whl")?;
+    let program = &target_folder()?.join("dist-program");
+    let archive = find(&folder, "libdoorbell-", ".tar.gz")?;
+    tally.take("a program with the C library", || script("c.sh", &[&archive, program]));
+    let wheel = find(&folder, "", ".whl")?;
     for version in PYTHONS {
         tally.take(&format!("wheel in Python {version}"), || match python(version) {
             Some(python) => script("wheel.sh", &[&python, &wheel]),
             None => Ok(Outcome::Skipped("no such Python".to_owned())),
         });
     }
-    let package = find(&folder, ".deb")?;
     for suite in SUITES {
-        tally.take(&format!("deb in {suite}"), || debian(suite, &package));
+        tally.take(&format!("deb in {suite}"), || debian(suite, &folder, program));
     }
     Ok(Verdict::Counted(tally.counts, None))
 }
@@ -116,7 +118,8 @@ fn sources() -> Result<Vec<String>> {
     Ok(names.filter(|name| workspace().join(name).is_file()).collect())
 }
 
-fn debian(suite: &str, package: &Path) -> Result<Outcome> {
+/// `program` is of c.sh.
+fn debian(suite: &str, packages: &Path, program: &Path) -> Result<Outcome> {
     if !apt::is_root() {
         return Ok(Outcome::Skipped("not run as root".to_owned()));
     }
@@ -131,7 +134,7 @@ fn debian(suite: &str, package: &Path) -> Result<Outcome> {
         .args(["--mount", "--pid", "--fork"])
         .arg(workspace().join("tests/packages/deb.sh"))
         .arg(suite)
-        .args([&cache, package]);
+        .args([&cache, packages, program]);
     succeed(unshare.stdin(Stdio::null())).map(|_| Outcome::Ok)
 }
 
@@ -141,11 +144,13 @@ fn script(name: &str, arguments: &[&Path]) -> Result<Outcome> {
     succeed(&mut script).map(|_| Outcome::Ok)
 }
 
-fn find(folder: &Path, ending: &str) -> Result<PathBuf> {
+fn find(folder: &Path, beginning: &str, ending: &str) -> Result<PathBuf> {
     let sums = fs::read_to_string(folder.join(SUMS))?;
     let name = sums.lines().filter_map(|line| line.split_whitespace().nth(1));
-    let name = name.into_iter().find(|name| name.ends_with(ending));
-    Ok(folder.join(name.with_context(|| format!("no *{ending} in {}", folder.display()))?))
+    let name = name
+        .into_iter()
+        .find(|name| name.starts_with(beginning) && name.ends_with(ending));
+    Ok(folder.join(name.with_context(|| format!("no {beginning}*{ending} in {}", folder.display()))?))
 }
 
 /// The program of a Python of this version; pyenv's stand-ins take theirs from a variable.

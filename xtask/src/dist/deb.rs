@@ -3,7 +3,7 @@
 use super::{
     archive::{TIME, tar_gz},
     build::Built,
-    content::{File, read},
+    content::{Debian, File, Installation, Kind, read},
     sbom,
 };
 use crate::workspace;
@@ -14,31 +14,37 @@ use std::{
     process::{Command, Stdio},
 };
 
-const DESCRIPTION: &str = "\
-RDMA tests, and a userspace RoCEv2 device for any program
- The command doorbell measures bandwidth and latency of RDMA, on adapters, on
- the kernel's software devices and on a userspace RoCEv2 device. It runs any
- program that is linked with libibverbs or librdmacm on the userspace device,
- without an adapter, a kernel module or root.";
-
-/// `files` are those of an installation, below /usr.
-pub(super) fn make(version: &str, built: &Built, files: &[File]) -> Result<(String, Vec<u8>)> {
+/// The files of an installation, below /usr.
+pub(super) fn make(version: &str, built: &Built, of: &Installation) -> Result<(String, Vec<u8>)> {
     let architecture = architecture(&built.target)?;
     let repository = sbom::repository()?;
-    let mut files = files.to_vec();
+    let package = of.debian.package;
+    let mut files = of.files.clone();
     // Debian's place for the texts of licences.
-    files.retain(|file| !file.path.starts_with("share/doc/doorbell/LICENSE"));
-    files.push(File::new("share/doc/doorbell/copyright", copyright(&repository)?));
+    files.retain(|file| !file.path.starts_with(&format!("share/doc/{package}/LICENSE")));
+    files.push(File::new(
+        format!("share/doc/{package}/copyright"),
+        copyright(&repository)?,
+    ));
     files.sort_by(|a, b| a.path.cmp(&b.path));
     let kibibytes: usize = files.iter().map(|file| file.bytes.len().div_ceil(1024)).sum();
+    let Debian {
+        section,
+        depends,
+        suggests,
+        description,
+        ..
+    } = of.debian;
+    let depends = depends.map_or_else(String::new, |other| format!(", {other} (= {version})"));
+    let suggests = suggests.map_or_else(String::new, |others| format!("Suggests: {others}\n"));
     let control = format!(
-        "Package: doorbell\nVersion: {version}\nArchitecture: {architecture}\nSection: net\nPriority: optional\n\
+        "Package: {package}\nVersion: {version}\nArchitecture: {architecture}\nSection: {section}\nPriority: optional\n\
          Maintainer: Doorbell developers <doorbell@users.noreply.github.com>\nInstalled-Size: {kibibytes}\n\
-         Depends: libc6 (>= {})\nSuggests: ibverbs-utils, perftest, rdmacm-utils\nHomepage: {repository}\nDescription: {DESCRIPTION}\n",
+         Depends: libc6 (>= {}){depends}\n{suggests}Homepage: {repository}\nDescription: {description}\n",
         built.glibc
     );
     let control = [File::new("control", control), File::new("md5sums", md5sums(&files)?)];
-    let mut package = ar::Builder::new(Vec::new());
+    let mut archive = ar::Builder::new(Vec::new());
     for (name, bytes) in [
         ("debian-binary", b"2.0\n".to_vec()),
         ("control.tar.gz", tar_gz("./", &control)?),
@@ -47,9 +53,9 @@ pub(super) fn make(version: &str, built: &Built, files: &[File]) -> Result<(Stri
         let mut header = ar::Header::new(name.into(), bytes.len() as u64);
         header.set_mode(0o100_644);
         header.set_mtime(TIME);
-        package.append(&header, &bytes[..])?;
+        archive.append(&header, &bytes[..])?;
     }
-    Ok((format!("doorbell_{version}_{architecture}.deb"), package.into_inner()?))
+    Ok((format!("{package}_{version}_{architecture}.deb"), archive.into_inner()?))
 }
 
 /// In the form of <https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/>.
@@ -73,7 +79,7 @@ fn copyright(repository: &str) -> Result<String> {
 /// What `dpkg --verify` compares.
 fn md5sums(files: &[File]) -> Result<String> {
     let mut sums = String::new();
-    for file in files {
+    for file in files.iter().filter(|file| !matches!(file.kind, Kind::Link(_))) {
         let mut command = Command::new("md5sum");
         let mut child = command
             .stdin(Stdio::piped())

@@ -14,6 +14,7 @@ pub(crate) use check::check;
 
 use crate::target_folder;
 use anyhow::{Context, Result, ensure};
+use content::Installation;
 use sha2::{Digest, Sha256};
 use std::{fs, path::PathBuf};
 
@@ -29,7 +30,10 @@ Options:
 Files, of which the same sources give the same bytes, wherever they are built:
   doorbell-VERSION-TARGET.tar.gz   the command, the drop-in libraries, completions, manual pages, licences
   doorbell_VERSION_ARCH.deb        the same for Debian and Ubuntu
-  doorbell_rdma-VERSION-….whl      the same for Python, with an extension module and a plugin for pytest
+  doorbell-nccl…                   the same two: NCCL's C API, for doorbell run --nccl
+  libdoorbell…                     the same two: the C library, with its header and doorbell.pc
+  doorbell_rdma-VERSION-….whl      for Python: the command, all drop-in libraries and NCCL's API, an extension
+                                   module, a plugin for pytest
   doorbell-VERSION.cdx.json        SBOM in CycloneDX 1.5: what they are built from, with versions,
                                    licences, SHA-256 and dependencies
   SHA256SUMS                       for sha256sum --check
@@ -78,20 +82,28 @@ pub(crate) fn main(mut arguments: lexopt::Parser) -> Result<u8> {
 fn packages() -> Result<Vec<(String, Vec<u8>)>> {
     let (version, bill) = sbom::make()?;
     let built = build::build()?;
-    let files = content::all(&built)?;
-    let name = format!("doorbell-{version}-{}", built.target);
-    let tarball = archive::tar_gz(&format!("{name}/"), &files)?;
+    let installations = content::all(&built)?;
+    let mut packages = Vec::new();
+    for installation in &installations {
+        packages.push(tarball(&version, &built.target, installation)?);
+        packages.push(deb::make(&version, &built, installation)?);
+    }
+    packages.push(wheel::make(&version, &built, &installations[0].files)?);
+    packages.push((format!("doorbell-{version}.cdx.json"), bill.into_bytes()));
+    packages.sort();
+    Ok(packages)
+}
+
+/// All in one folder, so that what is unpacked beside the command's is found by it.
+fn tarball(version: &str, target: &str, of: &Installation) -> Result<(String, Vec<u8>)> {
+    let name = format!("{}-{version}-{target}.tar.gz", of.name);
+    let bytes = archive::tar_gz(&format!("doorbell-{version}-{target}/"), &of.files)?;
     ensure!(
-        tarball.len() <= TARBALL_BYTES,
-        "the tarball has {} bytes, more than {TARBALL_BYTES}",
-        tarball.len()
+        bytes.len() <= TARBALL_BYTES,
+        "{name} has {} bytes, more than {TARBALL_BYTES}",
+        bytes.len()
     );
-    Ok(vec![
-        (format!("{name}.tar.gz"), tarball),
-        deb::make(&version, &built, &files)?,
-        wheel::make(&version, &built, &files)?,
-        (format!("doorbell-{version}.cdx.json"), bill.into_bytes()),
-    ])
+    Ok((name, bytes))
 }
 
 /// In the form of sha256sum(1).

@@ -2,7 +2,7 @@
 
 use super::{
     build::Built,
-    content::{File, read},
+    content::{File, library, read},
 };
 use crate::workspace;
 use anyhow::{Result, ensure};
@@ -46,7 +46,7 @@ const PLACES: [(&str, &str); 4] = [
     ("share/doc/doorbell/THIRD-PARTY", "licenses/THIRD-PARTY"),
 ];
 
-/// `installed` are the files of an installation.
+/// `installed` are the files of the command's installation.
 pub(super) fn make(version: &str, built: &Built, installed: &[File]) -> Result<(String, Vec<u8>)> {
     let machine = built.target.split('-').next().unwrap_or_default();
     let tag = format!("{ABI}-manylinux_{}_{}_{machine}", built.glibc.0, built.glibc.1);
@@ -60,7 +60,7 @@ pub(super) fn make(version: &str, built: &Built, installed: &[File]) -> Result<(
     }
     let extension = read(&built.extension)?;
     files.push(File::new(format!("{PACKAGE}/{EXTENSION}"), extension));
-    for file in installed {
+    for file in installed.iter().chain([&library(&built.nccl)?]) {
         let place = PLACES
             .iter()
             .find_map(|(from, to)| Some(format!("{to}{}", file.path.strip_prefix(from)?)));

@@ -58,6 +58,7 @@ void share_id(ncclComm_t comm, ncclUniqueId *other, cudaStream_t stream);
 int names_rank(ncclComm_t comm, int other);
 
 void collectives(void);
+void collectives_in_groups(void);
 void messages(void);
 void groups(void);
 void orders(void);
@@ -67,6 +68,8 @@ void abort_operation(void);
 void abort_graph(void);
 void graphs(void);
 void abort_initialisation(void);
+void abort_initialisations(void);
+void abort_operations(void);
 void arguments(void);
 void split(void);
 void killed_in_split(void);

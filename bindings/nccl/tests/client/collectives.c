@@ -1,4 +1,5 @@
-/* Every collective, type and operator, in place and not. Three ranks, whose values every type has. */
+/* Every collective, type and operator, in place and not, in groups and not, of communicators that block and not.
+   Three ranks, whose values every type has. */
 #include "client.h"
 
 #define COUNT 1003
@@ -8,6 +9,19 @@ static const size_t SIZES[ncclNumTypes] = { 1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1 }
 static ncclComm_t comm;
 static cudaStream_t stream;
 static char *given, *got;
+/* How many groups each call is in. */
+static int depth;
+
+static void group(ncclResult_t (*step)(void)) {
+    for (int i = 0; i < depth; i++) OK(step());
+}
+
+#define GROUPED(call) \
+    do { \
+        group(ncclGroupStart); \
+        OK(call); \
+        group(ncclGroupEnd); \
+    } while (0)
 
 /* A small positive number as a float of these bits. */
 static uint64_t small_float(unsigned value, int exponent_bits, int mantissa_bits) {
@@ -63,7 +77,7 @@ static void compare(const void *from, size_t elements, int type, const char *wha
     gpu_read(got, from, elements * SIZES[type], stream);
     for (size_t i = 0; i < elements; i++) {
         if (memcmp(given + i * SIZES[type], got + i * SIZES[type], SIZES[type])) {
-            printf("FAIL rank %d: %s, type %d, operator %d, in place: %d: element %zu\n", rank, what, type, op, in_place, i);
+            printf("FAIL rank %d: %s, type %d, operator %d, in place: %d, in %d groups: element %zu\n", rank, what, type, op, in_place, depth, i);
             exit(1);
         }
     }
@@ -75,12 +89,12 @@ static void reductions(char *input, char *output, int type, int op, int in_place
     char *into = in_place ? input : output;
 
     fill(input, COUNT, type, alike);
-    OK(ncclAllReduce(input, into, COUNT, type, op, comm, stream));
+    GROUPED(ncclAllReduce(input, into, COUNT, type, op, comm, stream));
     for (size_t i = 0; i < COUNT; i++) put(given, i, type, reduced(i, kind));
     compare(into, COUNT, type, "all-reduce", op, in_place);
 
     fill(input, COUNT, type, alike);
-    OK(ncclReduce(input, rank == root ? into : NULL, COUNT, type, op, root, comm, stream));
+    GROUPED(ncclReduce(input, rank == root ? into : NULL, COUNT, type, op, root, comm, stream));
     if (rank == root) {
         for (size_t i = 0; i < COUNT; i++) put(given, i, type, reduced(i, kind));
         compare(into, COUNT, type, "reduce", op, in_place);
@@ -89,7 +103,7 @@ static void reductions(char *input, char *output, int type, int op, int in_place
     size_t own = (size_t)rank * COUNT;
     into = in_place ? input + own * SIZES[type] : output;
     fill(input, (size_t)ranks * COUNT, type, alike);
-    OK(ncclReduceScatter(input, into, COUNT, type, op, comm, stream));
+    GROUPED(ncclReduceScatter(input, into, COUNT, type, op, comm, stream));
     for (size_t i = 0; i < COUNT; i++) put(given, i, type, reduced(own + i, kind));
     compare(into, COUNT, type, "reduce-scatter", op, in_place);
 }
@@ -103,21 +117,21 @@ static void movements(char *input, char *output, int type, int in_place) {
     from = input;
     into = in_place ? input : output;
     fill(from, COUNT, type, 0);
-    if (in_place) OK(ncclBcast(into, COUNT, type, root, comm, stream));
-    else OK(ncclBroadcast(rank == root ? from : NULL, into, COUNT, type, root, comm, stream));
+    if (in_place) GROUPED(ncclBcast(into, COUNT, type, root, comm, stream));
+    else GROUPED(ncclBroadcast(rank == root ? from : NULL, into, COUNT, type, root, comm, stream));
     for (size_t i = 0; i < COUNT; i++) put(given, i, type, element(i, root, 0));
     compare(into, COUNT, type, "broadcast", -1, in_place);
 
     from = in_place ? output + own * size : input;
     fill(from, COUNT, type, 0);
-    OK(ncclAllGather(from, output, COUNT, type, comm, stream));
+    GROUPED(ncclAllGather(from, output, COUNT, type, comm, stream));
     for (int of = 0; of < ranks; of++)
         for (size_t i = 0; i < COUNT; i++) put(given, (size_t)of * COUNT + i, type, element(i, of, 0));
     compare(output, (size_t)ranks * COUNT, type, "all-gather", -1, in_place);
 
     from = in_place && rank == root ? output + own * size : input;
     fill(from, COUNT, type, 0);
-    OK(ncclGather(from, rank == root ? output : NULL, COUNT, type, root, comm, stream));
+    GROUPED(ncclGather(from, rank == root ? output : NULL, COUNT, type, root, comm, stream));
     if (rank == root) {
         for (int of = 0; of < ranks; of++)
             for (size_t i = 0; i < COUNT; i++) put(given, (size_t)of * COUNT + i, type, element(i, of, 0));
@@ -126,36 +140,27 @@ static void movements(char *input, char *output, int type, int in_place) {
 
     fill(input, (size_t)ranks * COUNT, type, 0);
     into = in_place && rank == root ? input + own * size : output;
-    OK(ncclScatter(rank == root ? input : NULL, into, COUNT, type, root, comm, stream));
+    GROUPED(ncclScatter(rank == root ? input : NULL, into, COUNT, type, root, comm, stream));
     for (size_t i = 0; i < COUNT; i++) put(given, i, type, element(own + i, root, 0));
     compare(into, COUNT, type, "scatter", -1, in_place);
 
     if (in_place) return;
     fill(input, (size_t)ranks * COUNT, type, 0);
-    OK(ncclAlltoAll(input, output, COUNT, type, comm, stream));
+    GROUPED(ncclAlltoAll(input, output, COUNT, type, comm, stream));
     for (int of = 0; of < ranks; of++)
         for (size_t i = 0; i < COUNT; i++) put(given, (size_t)of * COUNT + i, type, element(own + i, of, 0));
     compare(output, (size_t)ranks * COUNT, type, "all-to-all", -1, 0);
-}
 
-void collectives(void) {
-    size_t bytes = (size_t)ranks * COUNT * 8;
-    void *allocated, *handle, *scalar = gpu_memory(8);
-    int value;
-    given = malloc(bytes);
-    got = malloc(bytes);
-    stream = gpu_stream();
-    comm = join();
-    OK(ncclCommCount(comm, &value));
-    CHECK(value == ranks);
-    OK(ncclCommUserRank(comm, &value));
-    CHECK(value == rank);
-    OK(ncclCommCuDevice(comm, &value));
-    CHECK(value == gpu_open());
-    /* Memory of both kinds, one of them registered. */
-    OK(ncclMemAlloc(&allocated, bytes));
-    char *input = gpu_memory(bytes), *output = allocated;
-    OK(ncclCommRegister(comm, output, bytes, &handle));
+    int following = (rank + 1) % ranks, before = (rank + ranks - 1) % ranks;
+    fill(input, COUNT, type, 0);
+    OK(ncclGroupStart());
+    GROUPED(ncclSend(input, COUNT, type, following, comm, stream));
+    GROUPED(ncclRecv(output, COUNT, type, before, comm, stream));
+    OK(ncclGroupEnd());
+    for (size_t i = 0; i < COUNT; i++) put(given, i, type, element(i, before, 0));
+    compare(output, COUNT, type, "message", -1, 0);
+}
+static void types(char *input, char *output, void *scalar) {
     for (int type = 0; type < ncclNumTypes; type++) {
         char two[8];
         int scaled, by_device;
@@ -173,6 +178,39 @@ void collectives(void) {
         OK(ncclRedOpDestroy(scaled, comm));
         OK(ncclRedOpDestroy(by_device, comm));
     }
+}
+
+/* The next communicator, whose initialisation does not block. */
+static void join_without_blocking(void) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId next;
+    config.blocking = 0;
+    if (!rank) OK(ncclGetUniqueId(&next));
+    share_id(comm, &next, stream);
+    OK(ncclCommDestroy(comm));
+    CHECK(ncclCommInitRankConfig(&comm, ranks, next, rank, &config) == ncclInProgress);
+    CHECK(state_at_last(comm) == ncclSuccess);
+}
+
+static void all(int in_groups) {
+    size_t bytes = (size_t)ranks * COUNT * 8;
+    void *allocated, *handle, *scalar = gpu_memory(8);
+    int value;
+    given = malloc(bytes);
+    got = malloc(bytes);
+    stream = gpu_stream();
+    comm = join();
+    OK(ncclCommCount(comm, &value));
+    CHECK(value == ranks);
+    OK(ncclCommUserRank(comm, &value));
+    CHECK(value == rank);
+    OK(ncclCommCuDevice(comm, &value));
+    CHECK(value == gpu_open());
+    /* Memory of both kinds, one of them registered. */
+    OK(ncclMemAlloc(&allocated, bytes));
+    char *input = gpu_memory(bytes), *output = allocated;
+    OK(ncclCommRegister(comm, output, bytes, &handle));
+    for (depth = in_groups; depth <= 2 * in_groups; depth++) types(input, output, scalar);
     /* Streams that go with work in them: what it uses is kept. */
     for (int turn = 0; turn < 20; turn++) {
         cudaStream_t brief = gpu_stream();
@@ -182,8 +220,21 @@ void collectives(void) {
     OK(ncclAllReduce(input, output, 0, ncclInt32, ncclSum, comm, stream));
     gpu_synchronize(stream);
     OK(ncclCommDeregister(comm, handle));
+    if (in_groups) {
+        join_without_blocking();
+        for (depth = 0; depth <= 2; depth++) types(input, output, scalar);
+    }
     OK(ncclCommFinalize(comm));
     FAILS(ncclAllReduce(input, output, COUNT, ncclInt32, ncclSum, comm, stream), ncclInvalidUsage, "finalized");
     OK(ncclCommDestroy(comm));
     OK(ncclMemFree(allocated));
+}
+
+void collectives(void) {
+    all(0);
+}
+
+/* The same in one group, and in two, and all of that of a communicator that does not block. */
+void collectives_in_groups(void) {
+    all(1);
 }

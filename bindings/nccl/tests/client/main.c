@@ -6,8 +6,10 @@ int rank, ranks;
 ncclUniqueId id;
 
 static const struct { const char *name; void (*run)(void); } TESTS[] = {
-    { "collectives", collectives }, { "messages", messages }, { "groups", groups }, { "orders", orders }, { "overlaps", overlaps }, { "graphs", graphs }, { "killed", killed },
-    { "abort-operation", abort_operation }, { "abort-graph", abort_graph }, { "abort-initialisation", abort_initialisation }, { "arguments", arguments },
+    { "collectives", collectives }, { "collectives-in-groups", collectives_in_groups }, { "messages", messages }, { "groups", groups },
+    { "orders", orders }, { "overlaps", overlaps }, { "graphs", graphs },
+    { "killed", killed }, { "abort-operation", abort_operation }, { "abort-graph", abort_graph }, { "abort-initialisation", abort_initialisation },
+    { "abort-initialisations", abort_initialisations }, { "abort-operations", abort_operations }, { "arguments", arguments },
     { "split", split }, { "killed-in-split", killed_in_split }, { "abort-split", abort_split }, { "shrink", shrink }, { "grow", grow },
     { "windows", windows }, { "named", named },
 };

@@ -16,20 +16,21 @@ use tempfile::TempDir;
 
 use crate::library;
 
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 9] = [
     "main.c",
     "gpu.c",
     "collectives.c",
     "groups.c",
     "graphs.c",
     "failures.c",
+    "aborts.c",
     "derived.c",
     "windows.c",
 ];
-const LIMIT: Duration = Duration::from_secs(240);
+pub(crate) const LIMIT: Duration = Duration::from_secs(240);
 
 /// The client, in a folder with the library by its name.
-fn client() -> &'static Path {
+pub(crate) fn client() -> &'static Path {
     static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
     let (_, client) = BUILT.get_or_init(|| {
         let folder = tempfile::tempdir().expect("a folder");
@@ -52,7 +53,7 @@ fn client() -> &'static Path {
 }
 
 /// On loopback, with a device address of the test's own.
-fn variables(test: &str) -> Vec<(&'static str, OsString)> {
+pub(crate) fn variables(test: &str) -> Vec<(&'static str, OsString)> {
     let [_, _, high, low] = std::process::id().to_be_bytes();
     let own = test
         .bytes()
@@ -66,7 +67,7 @@ fn variables(test: &str) -> Vec<(&'static str, OsString)> {
 }
 
 /// A process that is killed when the test has failed.
-struct Process(Child);
+pub(crate) struct Process(Child);
 
 impl Process {
     fn start(test: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
@@ -75,12 +76,16 @@ impl Process {
             .args(arguments)
             .envs(variables(test))
             .envs(environment.iter().copied());
+        Self::spawn(&mut command)
+    }
+
+    pub(crate) fn spawn(command: &mut Command) -> Self {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         Self(command.spawn().expect("the client starts"))
     }
 
     /// Lets it end: what it has written, and its status.
-    fn end(mut self, until: Instant) -> (String, ExitStatus) {
+    pub(crate) fn end(mut self, until: Instant) -> (String, ExitStatus) {
         drop(self.0.stdin.take());
         let status = loop {
             match self.0.try_wait().expect("a child of this process") {
@@ -131,6 +136,11 @@ fn pass(test: &str, running: u32, ranks: u32, environment: &[(&str, &str)]) {
 #[test]
 fn every_collective_type_and_operator_in_place_and_not() {
     pass("collectives", 3, 3, &[]);
+}
+
+#[test]
+fn every_collective_in_groups_and_of_a_communicator_that_does_not_block() {
+    pass("collectives-in-groups", 3, 3, &[]);
 }
 
 #[test]
@@ -252,6 +262,21 @@ fn an_abort_ends_the_launch_of_a_graph() {
 #[test]
 fn an_initialisation_without_the_other_rank_blocks_no_caller_and_is_aborted() {
     pass("abort-initialisation", 1, 2, &[]);
+}
+
+#[test]
+fn an_abort_may_come_in_any_part_of_an_initialisation() {
+    pass("abort-initialisations", 2, 2, &[]);
+}
+
+#[test]
+fn an_abort_may_come_in_any_part_of_an_operation() {
+    pass("abort-operations", 2, 2, &[]);
+}
+
+#[test]
+fn an_abort_may_come_in_any_part_of_an_operation_that_the_host_moves() {
+    pass("abort-operations", 2, 2, &[("DOORBELL_GPU", "executor=staged")]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod clients;
 mod symbols;
+mod vllm;
 
 use std::path::PathBuf;
 
