@@ -52,6 +52,8 @@ mod driver;
 mod error;
 mod event;
 mod graph;
+#[cfg(feature = "cudarc")]
+mod interop;
 mod kernels;
 mod memop;
 mod memory;
