@@ -33,10 +33,12 @@ enum Point {
 
 fn memory_is_freed_once_and_never_early_wherever_a_request_is_abandoned<B: TestBackend, Q: TestCq>() {
     use Point::*;
+    let stub = Stub::new();
+    stub.extend();
     for queue in [QueueKind::Send, QueueKind::Receive] {
         for point in [Refused, Posted, Kept, Taken, Flushed, NeverPolled, QueuePairGone] {
             for (before, after) in [(0, 0), (1, 0), (0, 1), (2, 1)] {
-                let stub = Case::<B, Q>::new(queue, before, after).abandon(point);
+                Case::<B, Q>::new(stub, queue, before, after).abandon(point);
                 for kind in ["mr", "qp", "cq", "pd", "context"] {
                     assert_eq!(
                         stub.live(kind),
@@ -60,9 +62,7 @@ struct Case<B: TestBackend, Q: TestCq> {
 }
 
 impl<B: TestBackend, Q: TestCq> Case<B, Q> {
-    fn new(queue: QueueKind, before: usize, after: usize) -> Self {
-        let stub = Stub::new();
-        stub.extend();
+    fn new(stub: &'static Stub, queue: QueueKind, before: usize, after: usize) -> Self {
         let context = stub.open();
         let pd = context.protection_domain().unwrap();
         let cq = Q::make(&context, 16);
@@ -85,7 +85,7 @@ impl<B: TestBackend, Q: TestCq> Case<B, Q> {
 
     /// Posts a request with memory of its own.
     fn post(&mut self, signaled: bool) -> Result<(), PostError> {
-        let buffer = self.pd.register(vec![7_u8; 64], Local).unwrap();
+        let buffer = self.pd.register(vec![7_u8; 8], Local).unwrap();
         match self.queue {
             QueueKind::Receive => self.qp.receive(buffer),
             QueueKind::Send => self.qp.post(|batch| {
@@ -97,7 +97,7 @@ impl<B: TestBackend, Q: TestCq> Case<B, Q> {
     fn complete(&self, n: usize) {
         match self.queue {
             QueueKind::Send => self.stub.complete_sends(self.qpn(), n),
-            QueueKind::Receive => (0..n).for_each(|_| self.stub.complete_receive(self.qpn(), IBV_WC_RECV, 64, None)),
+            QueueKind::Receive => (0..n).for_each(|_| self.stub.complete_receive(self.qpn(), IBV_WC_RECV, 8, None)),
         }
     }
 
@@ -105,7 +105,7 @@ impl<B: TestBackend, Q: TestCq> Case<B, Q> {
         self.stub.live("mr") as usize
     }
 
-    fn abandon(mut self, point: Point) -> &'static Stub {
+    fn abandon(mut self, point: Point) {
         let (stub, before, after) = (self.stub, self.before, self.after);
         (0..before).for_each(|_| self.post(false).unwrap());
         if point == Point::Refused {
@@ -160,17 +160,16 @@ impl<B: TestBackend, Q: TestCq> Case<B, Q> {
                     "freed with the queue pair alive"
                 );
                 drop(self.qp);
-                return stub;
+                return;
             }
             Point::QueuePairGone => {
                 drop(self.qp);
                 poll_count(&mut self.cq);
                 assert_eq!(stub.live("mr"), 0);
-                return stub;
+                return;
             }
         }
         // Those after it are the device's still.
         stub.access_memory(self.qpn());
-        stub
     }
 }

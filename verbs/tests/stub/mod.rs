@@ -318,9 +318,12 @@ impl Stub {
                     let byte = core::ptr::with_exposed_provenance_mut::<u8>((address + at) as usize);
                     // SAFETY: registered memory of a request in flight is the device's; sanitizers
                     // and Miri see one that is not there any longer.
-                    match writes {
-                        false => drop(unsafe { byte.read_volatile() }),
-                        true => unsafe { byte.write_volatile(9) },
+                    unsafe {
+                        if writes {
+                            byte.write_volatile(9);
+                        } else {
+                            byte.read_volatile();
+                        }
                     }
                 }
             }
