@@ -16,7 +16,9 @@ use doorbell_gpudirect::{GpuMemory, SliceLoan, register};
 use doorbell_softroce_ibverbs::api;
 use doorbell_verbs::{Library, Opaque, PeerReadWrite};
 
-const CASES: [(&str, fn() -> Outcome); 5] = [
+type Case = (&'static str, fn() -> Outcome);
+
+const CASES: [Case; 5] = [
     ("a_slice_is_lent_while_in_flight_and_given_back", slice_in_flight),
     ("work_of_a_stream_keeps_the_loan", work_keeps_the_loan),
     ("streams_wait_for_each_other_by_events", events_both_ways),
