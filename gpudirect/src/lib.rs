@@ -11,8 +11,9 @@
 //! Refused paths keep the exact reason ([`GpuRegion::refused`]); [`survey()`] tries all of them;
 //! `DOORBELL_GPU_PATH` forces one.
 //!
-//! [`cuda`] is the CUDA driver's contexts, streams and memory; those of the crate `cudarc` are taken with the feature
-//! of that name (`SliceLoan`). [`stream`] posts in stream order, [`proxy`] for kernels, and [`heap`] is a symmetric heap.
+//! [`cuda`] is the CUDA driver's contexts, streams and memory; the feature `cudarc` takes those of
+//! that crate (`SliceLoan`). [`stream`] posts in stream order, [`proxy`] for kernels, and [`heap`]
+//! is a symmetric heap.
 //!
 //! ```no_run
 //! use doorbell_gpudirect::{Arrivals, GpuMemory, Scope, register};

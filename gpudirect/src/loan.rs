@@ -54,9 +54,9 @@ macro_rules! lendable {
 lendable!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize, f32, f64);
 
 impl<T: Lendable> SliceLoan<T> {
-    /// Takes `slice`, for `stream` of its [context](doorbell_cuda::Context::from_cudarc), whose later
-    /// work comes after all that cudarc has enqueued with it. The memory is registered, copied and
-    /// used in launches as any other.
+    /// Takes `slice`, for a `stream` of its [context](doorbell_cuda::Context::from_cudarc), whose
+    /// later work comes after all that cudarc has enqueued with it. The memory is registered,
+    /// copied and used in launches as any other.
     ///
     /// # Errors
     /// [`OtherContext`](doorbell_cuda::Error::OtherContext);

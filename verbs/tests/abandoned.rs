@@ -19,7 +19,7 @@ enum Point {
     Refused,
     /// With the device, which completes it later.
     Posted,
-    /// Completed, and polled: its buffer is with whoever keeps outcomes.
+    /// Completed, and polled: its buffer is kept with the outcome.
     Kept,
     /// Its task has taken the buffer.
     Taken,
