@@ -369,7 +369,7 @@ fn with_gpus(line: &str) -> Command {
     command.arg("--gpu");
     command.envs(doorbell_cuda_standin::environment(
         doorbell_cuda_standin::ExecutionMode::Prompt,
-        2,
+        3,
     ));
     command
 }
@@ -406,6 +406,34 @@ fn operations_on_gpus_are_right_by_each_executor() {
         &json_of(with_gpus("allreduce --ranks 2 -b 4K -e 4K -n 2 --graph -d bf16 -o all")),
         6,
     );
+}
+
+#[test]
+fn ranks_share_gpus_where_there_are_fewer() {
+    for (standin, executor, caveat) in [
+        (
+            "prompt,devices=1",
+            "copies",
+            "3 ranks share a GPU, and take turns on it",
+        ),
+        (
+            "prompt,devices=2",
+            "copies",
+            "2 ranks share a GPU, and take turns on it",
+        ),
+    ] {
+        let mut command = with_gpus("allreduce --ranks 3 -b 8 -e 64K -f 128 -n 2");
+        command.env("DOORBELL_STANDIN", standin);
+        let output = command.arg("--json").output().unwrap();
+        let (stdout, stderr) = (
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+        );
+        let report: Value = serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{stdout}{stderr}"));
+        right(&report, 2);
+        assert_eq!(report["results"][0]["protocol"], executor);
+        assert_eq!(stderr.matches(caveat).count(), 1, "{stderr}");
+    }
 }
 
 #[test]

@@ -29,8 +29,6 @@ fn an_error_is_one_line() {
     for words in [
         &["run", "--link", "tube", "--", "true"][..],
         &["env", "--faults", "lose=1"],
-        &["run", "--nccl", "--no-sysfs", "--", "true"],
-        &["env", "--nccl", "--no-sysfs"],
     ] {
         let output = doorbell(words).output().expect("doorbell was built");
         let (stdout, stderr) = texts(&output);

@@ -4,6 +4,7 @@
 mod command;
 mod faults;
 mod layout;
+mod mps;
 mod nccl;
 mod programs;
 mod suite;

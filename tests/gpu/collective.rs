@@ -69,7 +69,6 @@ fn waiting_kernels_abort_on_request() {
         };
         let function = Function::reduce(DataType::F32, ReduceOp::Sum);
         let plans = rig.plans(&case, variant).unwrap();
-        rig.prepare(function, ll).unwrap();
         rig.launch_one(0, &plans, &case, variant, function).unwrap();
         assert!(!rig.ranks[0].stream.is_idle().unwrap(), "it waits for rank 1");
         rig.stop(true).unwrap();

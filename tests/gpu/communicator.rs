@@ -7,7 +7,7 @@ use doorbell_cuda_standin::{ExecutionMode, environment};
 fn run(arguments: &[&str]) {
     let output = Command::new(env!("CARGO_BIN_EXE_gpu-communicator"))
         .args(arguments)
-        .envs(environment(ExecutionMode::Prompt, 2))
+        .envs(environment(ExecutionMode::Prompt, 3))
         .output()
         .unwrap();
     let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());

@@ -13,12 +13,12 @@ use std::time::Duration;
 use doorbell_collectives::bootstrap::{self, Group, RendezvousServer};
 use doorbell_collectives::gpu::{GpuCommunicator, GpuError, GpuOptions, Sizes};
 use doorbell_collectives::{Communicator as HostCommunicator, Options, Rank};
-use doorbell_cuda::{Device, Driver, RelaxedCapture, Stream};
+use doorbell_cuda::{Device, Driver, Follower, HostMemory, RelaxedCapture};
 
 use crate::abi::{Config, Opaque, Status, UniqueId};
 use crate::derivation::{Derivation, Turns};
 use crate::failure::{Failure, caught};
-use crate::reduction::Operators;
+use crate::reduction::{Operators, SCALAR};
 use crate::{group, handles, unique_id};
 
 /// Thread blocks of a kernel, of which each takes a multiprocessor, where nothing says otherwise.
@@ -107,8 +107,10 @@ pub(crate) struct Communicator {
 /// What an initialised communicator has.
 pub(crate) struct Ready {
     pub(crate) gpu: GpuCommunicator,
-    /// Waits for all that is enqueued on streams of the program.
-    pub(crate) follower: Stream,
+    /// Knows when all that is enqueued on streams of the program is done.
+    pub(crate) follower: Follower,
+    /// Through which scalars in device memory are read.
+    pub(crate) scalar: Mutex<HostMemory>,
 }
 
 impl Communicator {
@@ -282,7 +284,8 @@ fn connect(request: Request) -> Result<Option<Ready>, Failure> {
     let context = device.context()?;
     Ok(Some(Ready {
         gpu: GpuCommunicator::new(host, &context, gpu_options)?,
-        follower: Stream::new(&context)?,
+        follower: Follower::new(&context),
+        scalar: Mutex::new(HostMemory::alloc(&context, SCALAR)?),
     }))
 }
 

@@ -180,13 +180,13 @@ impl Ready {
     /// A stream of the program, for this call.
     fn stream(&self, raw: Opaque) -> Result<Stream, Failure> {
         // SAFETY: during the call the program keeps its stream, and begins and ends no capture of
-        // it; the communicator makes the follower wait for what it enqueues.
+        // it; the communicator records the end of what it enqueues.
         Ok(unsafe { Stream::borrow_raw(raw, &self.follower)? })
     }
 
     fn reduction(&self, call: &Call, stream: &Stream) -> Result<Reduction, Failure> {
         // SAFETY: NCCL's contract: the scalar is in its place until the operation is done.
-        unsafe { call.operator.read(self.gpu.context(), stream) }
+        unsafe { call.operator.read(&self.scalar, stream) }
     }
 
     fn run(&self, call: &Call, stream: &Stream) -> Result<(), Failure> {

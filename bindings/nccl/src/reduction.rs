@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use doorbell_collectives::communicator::Reduction;
 use doorbell_collectives::kernel::{F8E4M3, F8E5M2, bf16, f16};
 use doorbell_collectives::{DataType, PreMulSum, ReduceOp};
-use doorbell_cuda::{Context, DevicePtr, Foreign, HostMemory, Memory, Stream};
+use doorbell_cuda::{DevicePtr, Foreign, HostMemory, Memory, Stream};
 
 use crate::failure::Failure;
 
@@ -94,12 +94,16 @@ impl Operators {
     }
 }
 
+/// Bytes of the longest scalar.
+pub(crate) const SCALAR: usize = 8;
+
 impl Operator {
-    /// The reduction of an operation in this stream, after the work before it.
+    /// The reduction of an operation in this stream, after the work before it. A scalar goes through
+    /// `place`, as the driver may wait for all work of the device where it allocates such memory.
     ///
     /// # Safety
     /// A scalar in device memory is one of its type.
-    pub(crate) unsafe fn read(&self, context: &Context, stream: &Stream) -> Result<Reduction, Failure> {
+    pub(crate) unsafe fn read(&self, place: &Mutex<HostMemory>, stream: &Stream) -> Result<Reduction, Failure> {
         let (start, data) = match self {
             Self::Known(reduction) => return Ok(reduction.clone()),
             Self::ScaledBy(start, data) => (*start, *data),
@@ -111,12 +115,12 @@ impl Operator {
             ));
         }
         // SAFETY: the caller's promise.
-        let scalar = unsafe { Foreign::name(context, start, data.bytes())? };
-        let host = HostMemory::alloc(context, data.bytes())?;
-        stream.copy(host.all(), scalar.all())?;
+        let scalar = unsafe { Foreign::name(stream.context(), start, data.bytes())? };
+        let place = place.lock().unwrap_or_else(PoisonError::into_inner);
+        stream.copy(place.span(..data.bytes())?, scalar.all())?;
         stream.synchronize()?;
-        let mut bytes = [0; 8];
-        host.copy_out(0, &mut bytes[..data.bytes()])?;
+        let mut bytes = [0; SCALAR];
+        place.copy_out(0, &mut bytes[..data.bytes()])?;
         // SAFETY: the bytes of one.
         Ok(unsafe { scaled(bytes.as_ptr().cast(), data) })
     }

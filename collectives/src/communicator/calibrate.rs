@@ -95,6 +95,8 @@ enum Pattern {
     Forwarded(u32),
     /// So many messages from the input, reduced as they arrive.
     Reduced(u32),
+    /// So many messages from the input, received into scratch memory and then reduced.
+    Gathered(u32),
     /// So many messages from the first rank to the second; the others are idle.
     Isolated(u32),
     /// So many ping-pong exchanges between the first two ranks; the others are idle.
@@ -109,6 +111,7 @@ impl Pattern {
             Self::Resident(messages)
             | Self::Forwarded(messages)
             | Self::Reduced(messages)
+            | Self::Gathered(messages)
             | Self::Isolated(messages)
             | Self::PingPong(messages)
             | Self::Burst(messages) => messages,
@@ -177,6 +180,20 @@ impl Pattern {
                     };
                     (0..blocks).map(to).chain((0..blocks).map(from)).collect()
                 }
+                Self::Gathered(_) => {
+                    let scratch = |block| Span::block(PlanMemory::Scratch, block);
+                    let receive = |block| Step::Recv {
+                        from: before,
+                        into: scratch(block),
+                    };
+                    let reduce = |block| Step::Reduce {
+                        sources: [scratch(block), Span::block(PlanMemory::Input, block)].into(),
+                        into: Span::block(PlanMemory::Output, block),
+                    };
+                    (0..blocks)
+                        .flat_map(|block| [send(block), receive(block), reduce(block)])
+                        .collect()
+                }
                 _ => (0..blocks).flat_map(|block| [send(block), receive(block)]).collect(),
             }
         };
@@ -192,6 +209,10 @@ impl Pattern {
             programs: all()
                 .map(|rank| Program {
                     strands: vec![program(rank)],
+                    scratch: match self {
+                        Self::Gathered(_) => (0..blocks).collect(),
+                        _ => Vec::new(),
+                    },
                     ..Program::default()
                 })
                 .collect(),
@@ -320,6 +341,7 @@ impl<'a> Calibrator<'a> {
                 measurements.push(self.measurement(ring, protocol, Pattern::Forwarded(messages), bytes)?);
                 measurements.push(self.measurement(ring, protocol, Pattern::Reduced(messages), bytes)?);
                 if protocol == Protocol::Simple {
+                    measurements.push(self.measurement(ring, protocol, Pattern::Gathered(messages), bytes)?);
                     measurements.push(self.measurement(ring, protocol, Pattern::Isolated(messages), bytes)?);
                 }
             }
@@ -386,24 +408,16 @@ impl<'a> Calibrator<'a> {
             let long = long
                 .filter(Measurement::is_measured)
                 .map(|measurement| measurement.hops(GRANTED_MARK).1);
-            let (mut resident, mut forwarded, mut reduced, mut isolated) =
-                (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+            let (mut resident, mut forwarded, mut reduced) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut gathered, mut isolated) = (Vec::new(), Vec::new());
             for mark in self.marks(protocol) {
-                for kind in [&mut resident, &mut forwarded, &mut reduced] {
-                    kind.extend(
-                        measurements
-                            .next()
-                            .filter(Measurement::is_measured)
-                            .map(|measurement| measurement.hops(mark)),
-                    );
-                }
+                let mut kinds = vec![&mut resident, &mut forwarded, &mut reduced];
                 if protocol == Protocol::Simple {
-                    isolated.extend(
-                        measurements
-                            .next()
-                            .filter(Measurement::is_measured)
-                            .map(|measurement| measurement.hops(mark)),
-                    );
+                    kinds.extend([&mut gathered, &mut isolated]);
+                }
+                for kind in kinds {
+                    let measured = measurements.next().filter(Measurement::is_measured);
+                    kind.extend(measured.map(|measurement| measurement.hops(mark)));
                 }
             }
             Messages {
@@ -417,6 +431,7 @@ impl<'a> Calibrator<'a> {
                 resident,
                 forwarded,
                 reduced,
+                gathered,
                 isolated,
             }
         });

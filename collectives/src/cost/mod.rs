@@ -74,6 +74,8 @@ pub struct ByteCosts {
     pub forwarded: Scale,
     /// Of data that the receiver reduces on arrival, including γ and staging.
     pub reduced: Scale,
+    /// Of data that a later step of the receiver reduces, including γ.
+    pub gathered: Scale,
     /// Of data in memory, while no other rank of the host uses the memory bandwidth.
     #[serde(rename = "alone")]
     pub isolated: Scale,
@@ -124,6 +126,13 @@ impl MessageCost {
     pub fn reducing(&self, bytes: f64, whole: f64) -> Option<f64> {
         let moves = self.bytes?;
         Some((moves.reduced.ns_per_byte(bytes, whole) - moves.resident.ns_per_byte(bytes, whole)).max(0.0))
+    }
+
+    /// The same where a later step reduces what was received.
+    #[must_use]
+    pub fn gathering(&self, bytes: f64, whole: f64) -> Option<f64> {
+        let moves = self.bytes?;
+        Some((moves.gathered.ns_per_byte(bytes, whole) - moves.resident.ns_per_byte(bytes, whole)).max(0.0))
     }
 
     /// β of messages of so many bytes, in an operation with so many per rank, ns per byte; `others`

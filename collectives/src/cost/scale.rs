@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Sizes at which scales have values. Up to [`NEAR`] they are message sizes, in small operations;
 /// above, operation sizes, with long messages.
-pub const MARKS: [u64; 9] = [
+pub const MARKS: [u64; 10] = [
     64,
     512,
     4 << 10,
@@ -12,6 +12,7 @@ pub const MARKS: [u64; 9] = [
     32 << 10,
     128 << 10,
     512 << 10,
+    1 << 20,
     2 << 20,
     16 << 20,
 ];

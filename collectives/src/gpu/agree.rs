@@ -1,4 +1,5 @@
-//! Agreement among all ranks on the options of a GPU communicator and on its memory sizes.
+//! Agreement among all ranks on the options of a GPU communicator, on its memory sizes, and on how
+//! they share GPUs.
 
 use doorbell_cuda::Context;
 use serde::{Deserialize, Serialize};
@@ -6,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::error::GpuError;
 use super::options::GpuOptions;
 use super::peers::{Peers, Sizes};
+use super::sharing::{GpuOffer, Sharing};
 use crate::communicator::Communicator;
 
 /// The default limit of staging memory.
@@ -17,24 +19,33 @@ const STAGING: usize = 1 << 30;
 struct Offer {
     options: GpuOptions,
     staging: usize,
+    gpu: Option<GpuOffer>,
 }
 
-/// Agrees on rank 0's options, and on the minimum of all ranks' memory sizes.
-pub(super) fn agree(
-    comm: &Communicator,
-    options: GpuOptions,
-    context: Option<&Context>,
-) -> Result<(GpuOptions, Sizes), GpuError> {
+/// What is the same on all ranks.
+pub(super) struct Agreed {
+    /// Rank 0's.
+    pub(super) options: GpuOptions,
+    /// The minimum of all ranks'.
+    pub(super) sizes: Sizes,
+    pub(super) sharing: Sharing,
+}
+
+/// Collective, also for ranks without a GPU.
+pub(super) fn agree(comm: &Communicator, options: GpuOptions, context: Option<&Context>) -> Result<Agreed, GpuError> {
     let staging = match (options.sizes, context) {
         (Some(sizes), _) => sizes.staging,
         (None, Some(context)) => (context.device().total_memory()? / 32).min(STAGING),
         (None, None) => STAGING,
     };
-    let own = Offer { options, staging };
+    let gpu = context.map(GpuOffer::new).transpose()?;
+    let own = Offer { options, staging, gpu };
     let own = serde_json::to_vec(&own).map_err(|_| other_release())?;
     let all = comm.exchange(&own)?;
     let all: Result<Vec<Offer>, _> = all.iter().map(|bytes| serde_json::from_slice(bytes)).collect();
-    let mut all = all.map_err(|_| other_release())?.into_iter();
+    let all = all.map_err(|_| other_release())?;
+    let gpus: Vec<_> = all.iter().map(|offer| offer.gpu).collect();
+    let mut all = all.into_iter();
     let first = all.next().ok_or_else(other_release)?;
     let staging = all.map(|offer| offer.staging).fold(first.staging, usize::min);
     let sizes = Sizes {
@@ -45,7 +56,11 @@ pub(super) fn agree(
         sizes: Some(sizes),
         ..first.options
     };
-    Ok((options, sizes))
+    Ok(Agreed {
+        options,
+        sizes,
+        sharing: Sharing::agree(&gpus, context),
+    })
 }
 
 fn other_release() -> GpuError {
@@ -64,7 +79,7 @@ impl Communicator {
     /// # Errors
     /// If a rank does not arrive.
     pub fn without_gpu(&self) -> Result<(), GpuError> {
-        let (_, sizes) = agree(self, GpuOptions::default(), None)?;
+        let Agreed { sizes, .. } = agree(self, GpuOptions::default(), None)?;
         self.with_exchange(|group| Ok(Peers::connect(group.control_mut(), self.rank(), None, sizes)))??
             .err();
         Ok(())

@@ -1,10 +1,8 @@
 //! A call of an operation, and its validation.
 
 use doorbell_cuda::Span;
-use doorbell_cuda::reduce::Scalar;
 
 use super::error::GpuError;
-use super::types;
 use crate::communicator::Reduction;
 use crate::kernel::Op;
 use crate::plan::Collective;
@@ -32,7 +30,8 @@ pub struct GpuCall<'a> {
 
 pub(super) struct Checked<'a> {
     pub(super) op: ReduceOp,
-    pub(super) scalar: Option<Scalar>,
+    /// The bits of the scalar by which input is multiplied.
+    pub(super) scalar: u64,
     pub(super) input: Option<Span<'a>>,
     pub(super) output: Option<Span<'a>>,
     pub(super) in_place: bool,
@@ -65,11 +64,10 @@ impl<'a> Checked<'a> {
             }
         };
         let scalar = match (op, call.reduction.scale) {
-            (ReduceOp::PreMulSum, Some(scalar)) => types::scalar(call.data, scalar).map(Some),
-            (ReduceOp::PreMulSum, None) => None,
-            _ => Some(None),
+            (ReduceOp::PreMulSum, Some(scalar)) if scalar.over() == call.data.accumulator() => scalar.bits(),
+            (ReduceOp::PreMulSum, _) => return Err(GpuError::NoScalar { op, data: call.data }),
+            _ => 0,
         };
-        let scalar = scalar.ok_or(GpuError::NoScalar { op, data: call.data })?;
         let fit = |what: &str, span: Option<Span<'a>>, elements: u64| {
             let bytes = elements
                 .checked_mul(call.data.bytes() as u64)

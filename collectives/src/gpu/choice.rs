@@ -1,7 +1,9 @@
 //! Executor, algorithm and launch shape by size and ranks, measured on four H200 (docs/RESULTS.md).
 
 use super::options::{Executor, GpuOptions};
-use super::program::LaunchShape;
+use super::peers::Sizes;
+use super::program::{LaunchShape, MAX_THREADS};
+use super::sharing::Sharing;
 use super::small;
 use crate::algorithm::Algorithm;
 use crate::plan::Collective;
@@ -17,6 +19,11 @@ const TWO_STEP_MIN_BYTES: u64 = 64 << 10;
 const TWO_STEP_ROOTED_MIN_BYTES: u64 = 64 << 10;
 /// Above, the part of the copy engines has more than one slice, and kernels alone are faster.
 const SPLIT_MAX_BYTES: u64 = 2 << 30;
+/// Bytes of a slice in each of so many thread blocks. Where the options allow fewer, slices of what
+/// goes through FIFOs are as much longer, as waiting for one and signaling it takes a block a time
+/// that does not depend on its length.
+const SLICE: u64 = 64 << 10;
+const SLICED_BLOCKS: u64 = 128;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Choice {
@@ -28,12 +35,29 @@ pub(super) enum Choice {
     Split(u64, (Algorithm, u64), (Algorithm, LaunchShape)),
 }
 
+/// Whether an operation may use the LL protocol: among few ranks, what is short enough for it is
+/// an operation for [`small`].
+pub(super) fn may_use_lines(options: &GpuOptions, ranks: u32) -> bool {
+    options.executor.is_some() || options.sizes.is_some_and(|sizes| sizes.small < Sizes::default().small) || ranks > 8
+}
+
+/// Whether copy engines are next to reductions of memory that is not registered: on request alone.
+/// Kernels of those reductions are then loaded with the communicator.
+pub(super) fn reduces_unregistered_by_copies(options: &GpuOptions) -> bool {
+    matches!(options.executor, Some(Executor::Copies | Executor::Split))
+}
+
+/// The same of registered memory, without a request: loaded when it is registered.
+pub(super) const fn reduces_registered_by_copies(ranks: u32) -> bool {
+    ranks > 2
+}
+
 impl Choice {
     /// For elements of a type, so many, and whether the output is registered. Without streams
-    /// beside the caller's, kernels alone.
+    /// beside the caller's, kernels alone; where no kernel may wait, copies.
     pub(super) fn new(
         options: &GpuOptions,
-        ranks: u32,
+        (ranks, sharing): (u32, &Sharing),
         collective: Collective,
         (data, count, registered): (DataType, usize, bool),
         has_streams: bool,
@@ -43,7 +67,11 @@ impl Choice {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::SendRecv => bytes,
             _ => bytes.saturating_mul(ranks.into()),
         };
-        if let Some(cut) = short(options, ranks, collective, bytes, whole) {
+        if sharing.takes_turns && options.executor.is_none() {
+            let (algorithm, slice) = copies(options, ranks, collective, whole);
+            return Self::Copies(algorithm, slice);
+        }
+        if let Some(cut) = short(options, (ranks, sharing), collective, bytes, whole) {
             return Self::Small(cut);
         }
         // Parts of different ranks are not adjacent: only a contiguous range is split in two.
@@ -57,7 +85,7 @@ impl Choice {
             .unwrap_or_else(|| best_executor(ranks, collective, whole, registered));
         let executor = if has_streams { executor } else { Executor::Kernel };
         if executor == Executor::Split
-            && let Some(choice) = split(options, ranks, collective, data, count)
+            && let Some(choice) = split(options, (ranks, sharing), collective, (data, count, registered))
         {
             return choice;
         }
@@ -67,7 +95,7 @@ impl Choice {
                 Self::Copies(algorithm, slice)
             }
             Executor::Kernel | Executor::Small | Executor::Split | Executor::Staged => {
-                let (algorithm, cut) = kernel(options, ranks, collective, bytes, whole);
+                let (algorithm, cut) = kernel(options, (ranks, sharing), collective, (bytes, whole), registered);
                 Self::Kernel(algorithm, cut)
             }
         }
@@ -76,7 +104,7 @@ impl Choice {
 
 fn short(
     options: &GpuOptions,
-    ranks: u32,
+    (ranks, sharing): (u32, &Sharing),
     collective: Collective,
     bytes: u64,
     whole: u64,
@@ -104,10 +132,16 @@ fn short(
         None => moved <= most,
     };
     let area = options.sizes.unwrap_or_default().small;
-    small::LaunchShape::new(collective, ranks, bytes, area, two_steps).filter(|_| is_short)
+    let blocks = |threads, most| sharing.blocks(threads, most);
+    small::LaunchShape::within(&blocks, collective, ranks, (bytes, area), two_steps).filter(|_| is_short)
 }
 
-fn split(options: &GpuOptions, ranks: u32, collective: Collective, data: DataType, count: usize) -> Option<Choice> {
+fn split(
+    options: &GpuOptions,
+    (ranks, sharing): (u32, &Sharing),
+    collective: Collective,
+    (data, count, registered): (DataType, usize, bool),
+) -> Option<Choice> {
     let unit = data.bytes() as u64;
     let share = match collective {
         Collective::AllReduce => 65,
@@ -120,10 +154,10 @@ fn split(options: &GpuOptions, ranks: u32, collective: Collective, data: DataTyp
         return None;
     }
     let (algorithm, slice) = copies(options, ranks, collective, first);
-    let (beside, cut) = kernel(options, ranks, collective, rest, rest);
+    let (beside, cut) = kernel(options, (ranks, sharing), collective, (rest, rest), registered);
     let cut = LaunchShape {
         // Half of the multiprocessors suffice, and the others reduce for the copy engines.
-        blocks: options.blocks.unwrap_or(cut.blocks.min(64)),
+        blocks: cut.blocks.min(options.blocks.unwrap_or(64)),
         ..cut
     };
     Some(Choice::Split(at, (algorithm, slice), (beside, cut)))
@@ -148,7 +182,7 @@ fn best_executor(ranks: u32, collective: Collective, whole: u64, registered: boo
             (u64::MAX, Executor::Kernel)
         }
         Collective::AllReduce if (3..=MAX_SOURCES).contains(&ranks) && whole >= 1 << 30 => (1 << 30, Executor::Split),
-        Collective::AllReduce if ranks > 2 => (512 << 20, Executor::Copies),
+        Collective::AllReduce if reduces_registered_by_copies(ranks) => (512 << 20, Executor::Copies),
         Collective::AllGather | Collective::AllToAll => (256 << 20, Executor::Copies),
         Collective::SendRecv => (16 << 20, Executor::Copies),
         _ => (u64::MAX, Executor::Kernel),
@@ -177,10 +211,10 @@ fn copies(options: &GpuOptions, ranks: u32, collective: Collective, whole: u64) 
 
 fn kernel(
     options: &GpuOptions,
-    ranks: u32,
+    (ranks, sharing): (u32, &Sharing),
     collective: Collective,
-    bytes: u64,
-    whole: u64,
+    (bytes, whole): (u64, u64),
+    registered: bool,
 ) -> (Algorithm, LaunchShape) {
     let algorithm = match collective {
         Collective::Barrier => Algorithm::RecursiveDoubling,
@@ -195,11 +229,12 @@ fn kernel(
         (Algorithm::FullMesh, Collective::AllReduce) => bytes / u64::from(ranks),
         _ => bytes,
     };
-    let ll = message <= LL_MAX_BYTES && collective != Collective::Barrier;
+    let ll = message <= LL_MAX_BYTES && collective != Collective::Barrier && may_use_lines(options, ranks);
     let cut = if ll {
+        let threads = if message < 4096 { 128 } else { MAX_THREADS };
         LaunchShape {
-            blocks: message.div_ceil(4096).clamp(1, 16) as u32,
-            threads: if message < 4096 { 128 } else { 512 },
+            blocks: sharing.blocks(threads, message.div_ceil(4096).clamp(1, 16) as u32),
+            threads,
             slice: 4096,
             ll,
         }
@@ -212,18 +247,22 @@ fn kernel(
             64
         };
         let blocks = options.blocks.unwrap_or(message.div_ceil(4096).clamp(1, most) as u32);
+        let blocks = sharing.blocks(MAX_THREADS, blocks);
+        let share = message / u64::from(blocks);
+        let longest = match options.blocks.filter(|_| !registered) {
+            Some(_) => (SLICE * SLICED_BLOCKS / u64::from(blocks)).max(SLICE),
+            None => SLICE,
+        };
         // The next rank of a chain starts one slice later, but signaling a slice takes until all
         // its stores have arrived.
         let slice = match is_chain {
-            true => (message / u64::from(blocks) / 4)
-                .clamp(32 << 10, 64 << 10)
-                .next_power_of_two() as u32,
-            false => 64 << 10,
+            true => (share / 4).clamp(32 << 10, longest).next_power_of_two(),
+            false => (share / 2).clamp(SLICE, longest),
         };
         LaunchShape {
             blocks,
-            threads: 512,
-            slice: options.cut.unwrap_or(slice),
+            threads: MAX_THREADS,
+            slice: options.cut.unwrap_or(slice as u32),
             ll,
         }
     };
@@ -232,7 +271,13 @@ fn kernel(
 
 #[cfg(test)]
 mod tests {
+    use super::super::sharing::tests::on_one_gpu;
     use super::*;
+
+    /// A GPU each.
+    fn alone() -> Sharing {
+        on_one_gpu(1)
+    }
 
     fn split(collective: Collective, data: DataType, count: usize, share: u8) -> Choice {
         let options = GpuOptions {
@@ -240,7 +285,7 @@ mod tests {
             share: Some(share),
             ..GpuOptions::default()
         };
-        Choice::new(&options, 4, collective, (data, count, true), true)
+        Choice::new(&options, (4, &alone()), collective, (data, count, true), true)
     }
 
     #[test]
@@ -290,7 +335,7 @@ mod tests {
         ] {
             let usual = GpuOptions::default();
             let given = (DataType::F32, mib << 18, registered);
-            let choice = Choice::new(&usual, ranks, Collective::AllReduce, given, true);
+            let choice = Choice::new(&usual, (ranks, &alone()), Collective::AllReduce, given, true);
             let executor = match choice {
                 Choice::Small(..) => Executor::Small,
                 Choice::Kernel(..) => Executor::Kernel,
@@ -305,7 +350,13 @@ mod tests {
     fn chain_slices_shrink_with_the_message() {
         let slice = |mib: usize| {
             let usual = GpuOptions::default();
-            match Choice::new(&usual, 4, Collective::Broadcast, (DataType::F32, mib << 18, true), true) {
+            match Choice::new(
+                &usual,
+                (4, &alone()),
+                Collective::Broadcast,
+                (DataType::F32, mib << 18, true),
+                true,
+            ) {
                 Choice::Kernel(Algorithm::Ring, cut) => (cut.blocks, cut.slice),
                 choice => panic!("{mib} MiB: {choice:?}"),
             }
@@ -317,6 +368,49 @@ mod tests {
     }
 
     #[test]
+    fn few_blocks_have_long_slices_of_what_is_not_registered() {
+        let slice = |blocks, mib: usize, registered| {
+            let options = GpuOptions {
+                blocks,
+                ..GpuOptions::default()
+            };
+            let given = (DataType::F32, mib << 18, registered);
+            match Choice::new(&options, (2, &alone()), Collective::Broadcast, given, true) {
+                Choice::Kernel(_, cut) => cut.slice,
+                choice => panic!("{mib} MiB: {choice:?}"),
+            }
+        };
+        assert_eq!(slice(Some(32), 256, false), 256 << 10);
+        assert_eq!(slice(Some(32), 8, false), 128 << 10);
+        assert_eq!(slice(Some(32), 2, false), 64 << 10);
+        for (blocks, registered) in [(Some(32), true), (None, false), (Some(256), false)] {
+            assert_eq!(slice(blocks, 256, registered), 64 << 10, "{blocks:?}, {registered}");
+        }
+    }
+
+    #[test]
+    fn lines_are_loaded_where_an_operation_may_use_them() {
+        let options = GpuOptions::default();
+        for ranks in 1..=16 {
+            let uses = |collective: Collective, count: usize| {
+                let choice = Choice::new(
+                    &options,
+                    (ranks, &alone()),
+                    collective,
+                    (DataType::U8, count, false),
+                    true,
+                );
+                matches!(choice, Choice::Kernel(_, cut) if cut.ll)
+            };
+            let counts = (0..24).flat_map(|bits| [1 << bits, (1 << bits) + 1, 3 << bits >> 1]);
+            let any = counts
+                .flat_map(|count| Collective::ALL.iter().map(move |collective| (*collective, count)))
+                .find(|(collective, count)| uses(*collective, *count));
+            assert_eq!(any.is_some(), may_use_lines(&options, ranks), "{ranks} ranks: {any:?}");
+        }
+    }
+
+    #[test]
     fn too_small_shares_are_not_split() {
         for (data, count) in [(DataType::U8, 0), (DataType::U8, 31), (DataType::F64, 3)] {
             let choice = split(Collective::AllReduce, data, count, 50);
@@ -324,5 +418,52 @@ mod tests {
         }
         let choice = split(Collective::AllReduce, DataType::U8, usize::MAX, 99);
         assert!(matches!(choice, Choice::Split(..)), "{choice:?}");
+    }
+
+    /// Those of two communicators at once, whatever the options say.
+    #[test]
+    fn the_thread_blocks_of_all_ranks_fit_the_gpu_that_they_share() {
+        let room = 132 * 512 / 2;
+        for ranks in [2u32, 3, 4, 8, 16] {
+            let sharing = on_one_gpu(ranks as usize);
+            for blocks in [None, Some(32), Some(256)] {
+                let options = GpuOptions {
+                    blocks,
+                    ..GpuOptions::default()
+                };
+                for &collective in Collective::ALL {
+                    for count in (0..33).map(|power| 1 << power).chain([100, 70_000, 600_000]) {
+                        let given = (DataType::Bf16, count, true);
+                        let threads = match Choice::new(&options, (ranks, &sharing), collective, given, true) {
+                            Choice::Small(cut) => cut.block_threads(),
+                            Choice::Kernel(_, cut) | Choice::Split(.., (_, cut)) => cut.blocks * cut.threads,
+                            Choice::Copies(..) => 0,
+                        };
+                        assert!(
+                            threads * ranks <= room,
+                            "{threads} threads of {ranks} ranks: {collective} of {count}, {blocks:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_kernel_waits_where_contexts_take_turns() {
+        let mut sharing = on_one_gpu(4);
+        sharing.takes_turns = true;
+        for &collective in Collective::ALL {
+            for count in [0, 1, 5000, 1 << 28] {
+                for (registered, has_streams) in [(false, false), (false, true), (true, true)] {
+                    let given = (DataType::F32, count, registered);
+                    let choice = Choice::new(&GpuOptions::default(), (4, &sharing), collective, given, has_streams);
+                    assert!(
+                        matches!(choice, Choice::Copies(..)),
+                        "{collective} of {count}: {choice:?}"
+                    );
+                }
+            }
+        }
     }
 }

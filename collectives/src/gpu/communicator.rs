@@ -1,34 +1,33 @@
 //! The communicator of ranks with GPUs: stream-ordered collectives.
 
 mod end;
+mod query;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use doorbell_cuda::reduce::{OperandKind, Operator, Scalar, Source};
-use doorbell_cuda::{
-    CaptureMode, Context, DeviceMemory, Event, Graph, Memory, OwnedSpan, Shareable, Stream, StreamOrder, Turn,
-};
+use doorbell_cuda::collective::CollectiveKernels;
+use doorbell_cuda::{CaptureMode, Context, Event, Graph, Memory, OwnedSpan, Shareable, Stream, StreamOrder, Turn};
 
-use super::agree::agree;
+use super::agree::{Agreed, agree};
 use super::call::{Checked, GpuCall};
-use super::choice::Choice;
+use super::choice::{self, Choice};
 use super::copies::{Copies, Operation};
 use super::error::GpuError;
 use super::group::Group;
 use super::kernels::Kernels;
 use super::options::{Executor, GpuOptions};
 use super::peers::{Mapped, Peers};
+use super::sharing::Sharing;
 use super::split::{self, SideStream};
 use super::staged::Staged;
 use super::types;
 use super::watch::Watchdog;
-use crate::algorithm::Algorithm;
 use crate::communicator::{Communicator, StagedOperation};
 use crate::executor::Direction;
 use crate::plan::Collective;
 use crate::reference::Case;
-use crate::types::{DataType, Rank};
+use crate::types::ReduceOp;
 
 /// One rank of a group that performs collectives on GPU memory.
 ///
@@ -53,6 +52,9 @@ pub struct GpuCommunicator {
     comm: Arc<Communicator>,
     context: Context,
     options: GpuOptions,
+    sharing: Sharing,
+    /// Of a context that another communicator may have given, and so dropped when work is done.
+    kernels: Option<Arc<CollectiveKernels>>,
 }
 
 enum OperationPath {
@@ -67,19 +69,17 @@ struct State {
     kernels: Option<Kernels>,
     side: Option<SideStream>,
     registered: Vec<Registered>,
-    scaled: Option<DeviceMemory>,
 }
 
 impl State {
-    fn new(context: &Context) -> Self {
-        Self {
-            order: StreamOrder::new(context),
+    fn new(context: &Context) -> Result<Self, GpuError> {
+        Ok(Self {
+            order: StreamOrder::new(context)?,
             copies: None,
             kernels: None,
             side: None,
             registered: Vec::new(),
-            scaled: None,
-        }
+        })
     }
 
     /// Memory shared by IPC handle, which other ranks may still have open. All else is released.
@@ -106,18 +106,19 @@ impl GpuCommunicator {
     /// is not an error: see [`staged_reason`](Self::staged_reason).
     #[doc(alias = "ncclCommInitRank")]
     pub fn new(comm: Communicator, context: &Context, options: GpuOptions) -> Result<Self, GpuError> {
-        let (options, sizes) = agree(&comm, options, Some(context))?;
+        let agreed = agree(&comm, options, Some(context))?;
+        let sizes = agreed.sizes;
         let met =
             comm.with_exchange(|group| Ok(Peers::connect(group.control_mut(), comm.rank(), Some(context), sizes)))??;
         let path = match met {
             Err(reason) => OperationPath::Staged(reason),
-            Ok(_) if options.executor == Some(Executor::Staged) => {
+            Ok(_) if agreed.options.executor == Some(Executor::Staged) => {
                 OperationPath::Staged("the options request it".to_owned())
             }
             Ok(peers) => OperationPath::Direct(Arc::new(peers)),
         };
         let comm = Arc::new(comm);
-        Self::with(&comm, context, options, path)
+        Self::with(&comm, context, agreed, path)
             // The others have completed the exchange, and would wait until the deadline.
             .inspect_err(|error| comm.abort(&format!("it cannot make its communicator of GPUs: {error}")))
     }
@@ -125,15 +126,20 @@ impl GpuCommunicator {
     fn with(
         comm: &Arc<Communicator>,
         context: &Context,
-        options: GpuOptions,
+        agreed: Agreed,
         path: OperationPath,
     ) -> Result<Self, GpuError> {
         let comm = Arc::clone(comm);
-        let mut state = State::new(context);
-        let mut words = None;
+        let Agreed { options, sharing, .. } = agreed;
+        let mut state = State::new(context)?;
+        let (mut words, mut kernels) = (None, None);
         if let OperationPath::Direct(peers) = &path {
-            state.copies = Some(Copies::new(Arc::clone(peers), options.copiers.unwrap_or(1))?);
-            state.kernels = Some(Kernels::new(Arc::clone(peers), &options));
+            let kernels = kernels.insert(CollectiveKernels::of(context));
+            if choice::reduces_unregistered_by_copies(&options) || sharing.takes_turns {
+                kernels.reducer().prepare_all()?;
+            }
+            state.copies = Some(Copies::new(kernels, Arc::clone(peers), options.copiers.unwrap_or(1))?);
+            state.kernels = Some(Kernels::new(kernels, Arc::clone(peers), &options, &sharing)?);
             state.side = Some(SideStream::new(context)?);
             words = Some(Arc::clone(peers));
         }
@@ -146,6 +152,8 @@ impl GpuCommunicator {
             comm,
             context: context.clone(),
             options,
+            sharing,
+            kernels,
         })
     }
 
@@ -154,68 +162,6 @@ impl GpuCommunicator {
     #[must_use]
     pub fn host(&self) -> &Communicator {
         &self.comm
-    }
-
-    /// This rank.
-    #[must_use]
-    #[doc(alias = "ncclCommUserRank")]
-    pub fn rank(&self) -> Rank {
-        self.comm.rank()
-    }
-
-    /// The number of ranks.
-    #[must_use]
-    #[doc(alias = "ncclCommCount")]
-    pub fn size(&self) -> u32 {
-        self.comm.size()
-    }
-
-    /// The context of its GPU.
-    #[must_use]
-    pub fn context(&self) -> &Context {
-        &self.context
-    }
-
-    /// The ranks' mapped memory, if they use peer access.
-    #[must_use]
-    pub fn peers(&self) -> Option<&Arc<Peers>> {
-        match &self.path {
-            OperationPath::Direct(peers) => Some(peers),
-            OperationPath::Staged(_) => None,
-        }
-    }
-
-    /// The executor and algorithm of an operation, if the GPUs execute it.
-    #[must_use]
-    pub fn selection(
-        &self,
-        collective: Collective,
-        data: DataType,
-        count: usize,
-        registered: bool,
-    ) -> (Executor, Option<Algorithm>) {
-        if let OperationPath::Staged(_) = &self.path {
-            return (Executor::Staged, None);
-        }
-        if collective == Collective::AllToAllV {
-            return (Executor::Kernel, Some(Algorithm::FullMesh));
-        }
-        let given = (data, count, registered);
-        match Choice::new(&self.options, self.size(), collective, given, true) {
-            Choice::Small(cut) => (Executor::Small, Some(cut.algorithm(collective))),
-            Choice::Kernel(algorithm, _) => (Executor::Kernel, Some(algorithm)),
-            Choice::Copies(algorithm, _) => (Executor::Copies, Some(algorithm)),
-            Choice::Split(_, (algorithm, _), _) => (Executor::Split, Some(algorithm)),
-        }
-    }
-
-    /// Why operations are staged through host memory, if they are: the same on all ranks.
-    #[must_use]
-    pub fn staged_reason(&self) -> Option<&str> {
-        match &self.path {
-            OperationPath::Direct(_) => None,
-            OperationPath::Staged(reason) => Some(reason),
-        }
     }
 
     /// Whether the communicator has failed: the error that the next operation would return.
@@ -258,6 +204,15 @@ impl GpuCommunicator {
         let OperationPath::Direct(peers) = &self.path else {
             return Ok(());
         };
+        if let Some(kernels) = self
+            .kernels
+            .as_ref()
+            .filter(|_| choice::reduces_registered_by_copies(self.size()))
+        {
+            let loaded = kernels.reducer().prepare_all();
+            // The others would wait for this rank until the deadline.
+            loaded.inspect_err(|error| self.abort(&format!("it cannot load kernels: {error}")))?;
+        }
         let mapped = self
             .comm
             .with_exchange(|group| Ok(peers.map(group.control_mut(), memory)))??;
@@ -321,10 +276,7 @@ impl GpuCommunicator {
     /// operations are staged through the host.
     pub fn capture(&self, stream: &Stream, work: impl FnOnce() -> Result<(), GpuError>) -> Result<Graph, GpuError> {
         if let OperationPath::Staged(reason) = &self.path {
-            return Err(GpuError::Refused {
-                what: "a graph of operations in which the host has a part",
-                reason: format!("the host cannot be captured, and has a part because {reason}"),
-            });
+            return Err(not_capturable(reason));
         }
         let others: Vec<Stream> = {
             let state = self.state();
@@ -377,9 +329,14 @@ impl GpuCommunicator {
             data: call.data,
             count: call.count as u64,
         };
+        // Copy engines do not scale.
+        let stages = self.stages_some() && checked.op == ReduceOp::PreMulSum;
+        self.refuse_capture(stages, stream)?;
         self.enqueue_in_order(call.collective, stream, |state, turn| match &self.path {
-            OperationPath::Direct(_) => self.enqueue_direct((state, turn), &checked, call, stream),
-            OperationPath::Staged(_) => self.staged.run(staged(), checked.input, checked.output, stream),
+            OperationPath::Direct(_) if !stages => self.enqueue_direct((state, turn), &checked, call, stream),
+            OperationPath::Direct(_) | OperationPath::Staged(_) => {
+                self.staged.run(staged(), checked.input, checked.output, stream)
+            }
         })
     }
 
@@ -394,11 +351,13 @@ impl GpuCommunicator {
         staged: impl FnOnce() -> StagedOperation,
         stream: &Stream,
     ) -> Result<(), GpuError> {
+        let stages = self.stages_some();
+        self.refuse_capture(stages, stream)?;
         self.enqueue_in_order(group.collective(), stream, |state, _| {
             match (&self.path, &state.kernels) {
-                (OperationPath::Direct(_), Some(kernels)) => kernels.exchange(&group, stream),
+                (OperationPath::Direct(_), Some(kernels)) if !stages => kernels.exchange(&group, stream),
                 (OperationPath::Direct(_), None) => Ok(()),
-                (OperationPath::Staged(_), _) => {
+                (OperationPath::Direct(_) | OperationPath::Staged(_), _) => {
                     let [given, got] = [Direction::Send, Direction::Receive].map(|direction| group.all(direction));
                     self.staged.run(staged(), given, got, stream)
                 }
@@ -439,16 +398,25 @@ impl GpuCommunicator {
         done
     }
 
+    /// Of an operation that goes through the host since contexts take turns.
+    fn refuse_capture(&self, stages: bool, stream: &Stream) -> Result<(), GpuError> {
+        match stages && stream.is_capturing()? {
+            true => Err(not_capturable(
+                "the ranks of a GPU take turns, as there is no MPS daemon",
+            )),
+            false => Ok(()),
+        }
+    }
+
     fn enqueue_behind_last(
         &self,
         stream: &Stream,
         work: impl FnOnce(&mut State, &Turn) -> Result<(), GpuError>,
     ) -> Result<(), GpuError> {
-        if matches!(self.path, OperationPath::Staged(_)) && stream.is_capturing()? {
-            return Err(GpuError::Refused {
-                what: "an operation in which the host has a part, in a graph",
-                reason: "the host cannot be captured".to_owned(),
-            });
+        if let OperationPath::Staged(reason) = &self.path
+            && stream.is_capturing()?
+        {
+            return Err(not_capturable(reason));
         }
         let mut state = self.state();
         let turn = state.order.begin(stream)?;
@@ -471,17 +439,11 @@ impl GpuCommunicator {
             kernels: Some(kernels),
             side: Some(side),
             registered,
-            scaled,
             ..
         } = state
         else {
             return Ok(());
         };
-        let scalar = call
-            .reduction
-            .scale
-            .filter(|_| checked.scalar.is_some())
-            .map_or(0, |scalar| scalar.bits());
         // For gather and reduce the other ranks do not know the root's output address, and for
         // scatter the offsets differ.
         let is_alike = !matches!(
@@ -496,10 +458,12 @@ impl GpuCommunicator {
             })
         });
         let is_registered = registered.is_some();
-        // Not in a capture of the program: they would be in it until its end.
-        let has_streams = turn.can_span(side.stream());
+        // Not in a capture of the program: they would be in it until its end. And copy engines do
+        // not scale.
+        let has_streams = turn.can_span(side.stream()) && checked.op != ReduceOp::PreMulSum;
         let given = (call.data, call.count, is_registered);
-        let choice = Choice::new(&self.options, self.size(), call.collective, given, has_streams);
+        let ranks = (self.size(), &self.sharing);
+        let choice = Choice::new(&self.options, ranks, call.collective, given, has_streams);
         let operation = |algorithm, slice| Operation {
             collective: call.collective,
             algorithm,
@@ -513,60 +477,29 @@ impl GpuCommunicator {
             registered,
             slice,
         };
-        let reduction = (checked.op, scalar);
+        let reduction = (checked.op, checked.scalar);
         match choice {
             Choice::Small(cut) => kernels.run_short(call, (checked.input, checked.output), reduction, cut, stream),
             Choice::Kernel(algorithm, cut) => kernels.run(&operation(algorithm, 0), reduction, cut, stream),
-            Choice::Copies(algorithm, slice) => {
-                self.enqueue_copies(copies, scaled, &operation(algorithm, slice), checked.scalar, stream)
-            }
+            Choice::Copies(algorithm, slice) => copies.run(&operation(algorithm, slice), stream, has_streams),
             Choice::Split(at, (algorithm, slice), (beside_it, cut)) => {
                 let (first, rest) = split::parts(&operation(algorithm, slice), at, beside_it)?;
-                // Loading may wait for the whole device, so it precedes all work that waits for
-                // other ranks.
-                copies.prepare_all(&first)?;
+                // A refusal comes before all work that waits for other ranks.
+                copies.prepare(&first)?;
                 side.run(
                     stream,
                     |side| kernels.run(&rest, reduction, cut, side),
-                    || self.enqueue_copies(copies, scaled, &first, checked.scalar, stream),
+                    || copies.run(&first, stream, true),
                 )
             }
         }
     }
+}
 
-    /// Enqueues an operation for the copy engines. They do not scale: a kernel does so first.
-    fn enqueue_copies(
-        &self,
-        copies: &mut Copies,
-        scaled: &mut Option<DeviceMemory>,
-        operation: &Operation<'_>,
-        scalar: Option<Scalar>,
-        stream: &Stream,
-    ) -> Result<(), GpuError> {
-        let (Some(scalar), Some(span)) = (scalar, operation.input) else {
-            return copies.run(operation, stream);
-        };
-        copies.warm_up(operation.data, Operator::Sum)?;
-        let memory = match scaled.take().filter(|memory| memory.len() >= span.len()) {
-            Some(memory) => memory,
-            None => DeviceMemory::alloc(&self.context, span.len())?,
-        };
-        let memory = scaled.insert(memory);
-        let into = memory.span(..span.len())?;
-        let source = Source::elements(span).times(scalar);
-        copies.reducer().reduce(
-            stream,
-            types::data(operation.data),
-            Operator::Sum,
-            &[source],
-            (OperandKind::Element, into),
-        )?;
-        let operation = Operation {
-            input: Some(into),
-            in_place: false,
-            ..*operation
-        };
-        copies.run(&operation, stream)
+fn not_capturable(reason: &str) -> GpuError {
+    GpuError::Refused {
+        what: "an operation in which the host has a part, in a graph",
+        reason: format!("the host cannot be captured, and has a part because {reason}"),
     }
 }
 

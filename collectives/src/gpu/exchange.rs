@@ -5,11 +5,10 @@
 //! It executes no plan: the programs of [`lower`](super::lower) have the same slices on all ranks,
 //! so all ranks would have to know all lengths. Here a rank knows its own messages only.
 
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use doorbell_cuda::collective::CollectiveKernels;
-use doorbell_cuda::{Kernel, Launch, Span, Stream};
+use doorbell_cuda::{Kernel, KernelFile, Launch, Span, Stream};
 
 use super::error::GpuError;
 use super::group::Group;
@@ -23,10 +22,10 @@ const VERSION: u64 = 1;
 const MAX_MESSAGES: usize = 224;
 /// A queue per peer and direction, and one of this rank's messages to itself.
 const MAX_QUEUES: usize = 32;
-/// Maximum thread blocks of sends and receives, all of which must be resident; and of copies.
+/// Maximum thread blocks of sends and receives, all of which must be resident; and of copies, which
+/// wait for nothing.
 const MAX_BLOCKS: u32 = 128;
 const MAX_COPY_BLOCKS: u32 = 32;
-const THREADS: u32 = 512;
 /// Slots of a channel.
 const SLOTS: u64 = 4;
 const MAX_SLOT: u64 = 256 << 10;
@@ -121,25 +120,33 @@ enum QueueKind {
 /// The executor of a rank.
 #[derive(Debug)]
 pub(super) struct ExchangeExecutor {
-    kernels: CollectiveKernels,
-    kernel: OnceLock<Kernel>,
+    kernel: Option<Kernel>,
     layout: ExchangeLayout,
+    threads: u32,
     rank: Rank,
     arenas: Vec<u64>,
     control: u64,
 }
 
 impl ExchangeExecutor {
-    /// `arenas` are the device pointers of all ranks' arenas, `control` that of [`Peers::control`].
-    pub(super) fn new(peers: &Peers, arenas: Vec<u64>, control: u64, blocks: u32) -> Self {
-        Self {
-            kernels: CollectiveKernels::exchange(peers.context()),
-            kernel: OnceLock::new(),
+    /// Loads its kernel. `arenas` are the device pointers of all ranks' arenas, `control` that of
+    /// [`Peers::control`]. Launches have at most `blocks` thread blocks of `threads` threads.
+    pub(super) fn new(
+        kernels: &CollectiveKernels,
+        peers: &Peers,
+        arenas: Vec<u64>,
+        control: u64,
+        (blocks, threads): (u32, u32),
+    ) -> Result<Self, GpuError> {
+        kernels.load(KernelFile::Exchange, |_| true)?;
+        Ok(Self {
+            kernel: kernels.kernel("exchange"),
             layout: ExchangeLayout::new(peers.areas(), arenas.len() as u32, blocks),
+            threads,
             rank: peers.rank(),
             arenas,
             control,
-        }
+        })
     }
 
     /// Enqueues a group on `stream`. `uses` is kept until it is done.
@@ -152,25 +159,18 @@ impl ExchangeExecutor {
         if blocks == 0 {
             return Ok(());
         }
-        let launch = Launch::linear(blocks, THREADS);
+        let launch = Launch::linear(blocks, self.threads);
         // SAFETY: the kernel's only parameter is this struct, in its version; the caller vouches
         // for the memory that it names.
         unsafe { self.kernel()?.launch(stream, launch, &[&arguments], uses)? };
         Ok(())
     }
 
-    /// The kernel, loaded at its first use: a driver may load it lazily at the first launch, and
-    /// then waits for the whole device.
     fn kernel(&self) -> Result<&Kernel, GpuError> {
-        if let Some(kernel) = self.kernel.get() {
-            return Ok(kernel);
-        }
-        let kernel = self.kernels.kernel("exchange")?.ok_or_else(|| GpuError::Refused {
+        self.kernel.as_ref().ok_or_else(|| GpuError::Refused {
             what: "kernels of messages",
             reason: "there is no kernel exchange".to_owned(),
-        })?;
-        kernel.load()?;
-        Ok(self.kernel.get_or_init(|| kernel))
+        })
     }
 
     /// The parameter, and the thread blocks.

@@ -2,19 +2,22 @@
 //! lowered plan. Of its peers a rank's kernels need only the arenas' addresses.
 
 use doorbell_cuda::collective::CollectiveKernels;
-use doorbell_cuda::{Context, Kernel, Launch, Span, Stream};
+use doorbell_cuda::{Kernel, KernelFile, Launch, Span, Stream};
 
 use super::error::GpuError;
 use super::lower::{self, LowerError, Lowered, Options};
 use super::peers::Areas;
 use super::program::{ArenaLayout, Arguments, CountedLayouts, Function, LaunchShape, MAX_THREADS, Memory, SLOTS};
 use crate::plan::{Schedule, Shape};
-use crate::types::{Rank, ReduceOp};
+use crate::types::{DataType, Rank, ReduceOp};
+
+/// Reductions by type, and moves of elements of 1, 2, 4 and 8 bytes; each also with the LL protocol.
+const FUNCTIONS: usize = 2 * (DataType::ALL.len() + 4);
 
 /// The kernel executor of a rank.
 #[derive(Debug)]
 pub struct KernelExecutor {
-    kernels: CollectiveKernels,
+    kernels: [Option<Kernel>; FUNCTIONS],
     arena_layout: ArenaLayout,
     rank: Rank,
     arenas: Vec<u64>,
@@ -71,31 +74,34 @@ impl Plan {
 }
 
 impl KernelExecutor {
-    /// The kernels of `rank` in `context`. `arenas` are the device pointers of all ranks' arenas in
-    /// that context, `areas` their layout; kernels abort once the word at `stop` is nonzero.
-    /// Launches have at most `blocks` thread blocks, the same on all ranks.
-    #[must_use]
+    /// The kernels of `rank`, of which it loads those that are not loaded; those of the LL protocol
+    /// only with `lines`. `arenas` are the device pointers of all ranks' arenas in their context,
+    /// `areas` their layout; kernels abort once the word at `stop` is nonzero. Launches have at most
+    /// `blocks` thread blocks, the same on all ranks.
     pub fn new(
-        kernels: CollectiveKernels,
+        kernels: &CollectiveKernels,
         rank: Rank,
         arenas: Vec<u64>,
-        areas: &Areas,
+        (areas, blocks): (&Areas, u32),
         stop: u64,
-        blocks: u32,
-    ) -> Self {
-        Self {
-            kernels,
+        lines: bool,
+    ) -> Result<Self, GpuError> {
+        kernels.load(KernelFile::Collective, |name| lines || !name.starts_with(LINES))?;
+        let mut known = [const { None }; FUNCTIONS];
+        let reductions = DataType::ALL.iter().map(|data| Function::reduce(*data, ReduceOp::Sum));
+        let moves = DataType::ALL.iter().map(|data| Function::moves(*data));
+        for function in reductions.chain(moves) {
+            for ll in [false, true] {
+                known[index(function, ll)] = kernels.kernel(&name(function, ll));
+            }
+        }
+        Ok(Self {
+            kernels: known,
             arena_layout: ArenaLayout::new(areas, arenas.len() as u32, blocks),
             rank,
             arenas,
             stop,
-        }
-    }
-
-    /// The same with the embedded kernels.
-    #[must_use]
-    pub fn of(context: &Context, rank: Rank, arenas: Vec<u64>, areas: &Areas, stop: u64, blocks: u32) -> Self {
-        Self::new(CollectiveKernels::new(context), rank, arenas, areas, stop, blocks)
+        })
     }
 
     /// The kernels' layout of an arena.
@@ -104,26 +110,11 @@ impl KernelExecutor {
         &self.arena_layout
     }
 
-    /// Loads the kernel of a function and runs it once without work: before a capture, and before
-    /// any work of the device waits for another rank. A driver may load it lazily at the first
-    /// launch, and then waits for the whole device.
-    pub fn prepare(&self, stream: &Stream, function: Function, ll: bool) -> Result<(), GpuError> {
-        let kernel = self.kernel(function, ll)?;
-        // SAFETY: the kernel's only parameter is this struct, which describes no work.
-        unsafe { kernel.launch(stream, Launch::linear(1, 32), &[&Arguments::NOTHING], &[])? };
-        stream.synchronize()?;
-        Ok(())
-    }
-
-    fn kernel(&self, function: Function, ll: bool) -> Result<Kernel, GpuError> {
-        let kind = if ll { "lines" } else { "collective" };
-        let name = match function.op {
-            Some(_) => format!("{kind}_{}", function.data.name()),
-            None => format!("{kind}_move_{}", function.data.bytes()),
-        };
-        self.kernels.kernel(&name)?.ok_or_else(|| GpuError::Refused {
+    fn kernel(&self, function: Function, ll: bool) -> Result<&Kernel, GpuError> {
+        let kernel = self.kernels[index(function, ll)].as_ref();
+        kernel.ok_or_else(|| GpuError::Refused {
             what: "kernels of collectives",
-            reason: format!("there is no kernel {name}"),
+            reason: format!("there is no kernel {}", name(function, ll)),
         })
     }
 
@@ -205,13 +196,40 @@ impl KernelExecutor {
     }
 }
 
+const LINES: &str = "lines";
+
+fn name(function: Function, ll: bool) -> String {
+    let kind = if ll { LINES } else { "collective" };
+    match function.op {
+        Some(_) => format!("{kind}_{}", function.data.name()),
+        None => format!("{kind}_move_{}", function.data.bytes()),
+    }
+}
+
+fn index(function: Function, ll: bool) -> usize {
+    let place = match function.op {
+        Some(_) => function.data as usize,
+        None => DataType::ALL.len() + function.data.bytes().ilog2() as usize,
+    };
+    2 * place + usize::from(ll)
+}
+
 impl Function {
     /// A reduction of `data`.
     #[must_use]
-    pub fn reduce(data: crate::types::DataType, op: ReduceOp) -> Self {
+    pub fn reduce(data: DataType, op: ReduceOp) -> Self {
+        Self {
+            op: Some(op),
+            ..Self::moves(data)
+        }
+    }
+
+    /// No reduction.
+    #[must_use]
+    pub fn moves(data: DataType) -> Self {
         Self {
             data,
-            op: Some(op),
+            op: None,
             scalar: 0,
         }
     }

@@ -1,11 +1,13 @@
-//! Plan cache and kernel warm-up, for [plans](super::kernel), [short operations](super::small) and
-//! [groups](super::exchange).
+//! The kernel executors of a rank, of [plans](super::kernel), [short operations](super::small) and
+//! [groups](super::exchange), and its cache of plans.
 
 use std::sync::Arc;
 
+use doorbell_cuda::collective::CollectiveKernels;
 use doorbell_cuda::{Memory, Span, Stream};
 
 use super::call::GpuCall;
+use super::choice;
 use super::copies::Operation;
 use super::error::GpuError;
 use super::exchange::ExchangeExecutor;
@@ -14,12 +16,13 @@ use super::kernel::{KernelExecutor, Operation as Launched, Plan};
 use super::lower::LowerError;
 use super::options::GpuOptions;
 use super::peers::{MAX_PEERS, Peers};
-use super::program::{Function, LaunchShape, MAX_BLOCKS};
+use super::program::{Function, LaunchShape, MAX_BLOCKS, MAX_THREADS};
+use super::sharing::Sharing;
 use super::small::{self, SmallExecutor};
 use crate::algorithm::Algorithm;
 use crate::executor::Direction;
 use crate::plan::Collective;
-use crate::types::{DataType, Rank, ReduceOp};
+use crate::types::{Rank, ReduceOp};
 
 const CACHED_PLANS: usize = 64;
 
@@ -38,37 +41,35 @@ pub(super) struct Kernels {
     small: SmallExecutor,
     exchange: ExchangeExecutor,
     plans: Vec<(PlanKey, Plan)>,
-    warm_up: Vec<(DataType, bool, bool)>,
 }
 
 impl Kernels {
-    pub(super) fn new(peers: Arc<Peers>, options: &GpuOptions) -> Self {
+    /// Loads all kernels that operations use, as the driver may then wait for running ones.
+    pub(super) fn new(
+        kernels: &CollectiveKernels,
+        peers: Arc<Peers>,
+        options: &GpuOptions,
+        sharing: &Sharing,
+    ) -> Result<Self, GpuError> {
         let arenas: Vec<u64> = peers
             .arenas()
             .memories()
             .iter()
             .map(|arena| arena.device_ptr().0)
             .collect();
-        let stop = peers.control().device_ptr().0;
-        let small = SmallExecutor::new(peers.context(), peers.rank(), arenas.clone(), peers.areas(), stop);
-        let most = options.blocks.unwrap_or(MAX_BLOCKS);
-        let exchange = ExchangeExecutor::new(&peers, arenas.clone(), stop, most);
-        let executor = KernelExecutor::of(
-            peers.context(),
-            peers.rank(),
-            arenas,
-            peers.areas(),
-            stop,
-            MAX_BLOCKS / 2,
-        );
-        Self {
+        let (rank, areas, stop) = (peers.rank(), peers.areas(), peers.control().device_ptr().0);
+        let lines = choice::may_use_lines(options, arenas.len() as u32);
+        // FIFOs are for as many blocks as there may be, so that their slots are as large as possible.
+        let blocks = sharing.blocks(MAX_THREADS, options.blocks.unwrap_or(MAX_BLOCKS / 2));
+        let threads = sharing.exchange_threads(arenas.len() as u32);
+        let exchange_blocks = sharing.blocks(threads, options.blocks.unwrap_or(MAX_BLOCKS));
+        Ok(Self {
+            small: SmallExecutor::new(kernels, rank, arenas.clone(), areas, stop)?,
+            exchange: ExchangeExecutor::new(kernels, &peers, arenas.clone(), stop, (exchange_blocks, threads))?,
+            executor: KernelExecutor::new(kernels, rank, arenas, (areas, blocks), stop, lines)?,
             peers,
-            executor,
-            small,
-            exchange,
             plans: Vec::new(),
-            warm_up: Vec::new(),
-        }
+        })
     }
 
     pub(super) fn run_short(
@@ -126,7 +127,6 @@ impl Kernels {
             op: operation.collective.reduces().then_some(op),
             scalar,
         };
-        self.warm_up(function, cut.ll)?;
         self.prepare(operation)?;
         let Some((key, plan)) = self.plans.last() else {
             return Ok(());
@@ -160,16 +160,6 @@ impl Kernels {
         // callers' obligation on all ranks, as with copies, and concerns device memory alone, of
         // which no references exist.
         unsafe { self.executor.launch(stream, plan, function, cut, launched, &uses) }
-    }
-
-    fn warm_up(&mut self, function: Function, ll: bool) -> Result<(), GpuError> {
-        let name = (function.data, function.op.is_some(), ll);
-        if !self.warm_up.contains(&name) {
-            let stream = Stream::new(self.peers.context())?;
-            self.executor.prepare(&stream, function, ll)?;
-            self.warm_up.push(name);
-        }
-        Ok(())
     }
 
     /// Returns the program from the cache, or lowers the plan, and marks it most recent.

@@ -7,6 +7,7 @@
 //! - [`peers`]: memory that the ranks map of each other.
 //! - [`lower`]: from plans to kernel programs; [`program`] and [`kernel`]: the kernel executor.
 //! - [`small`]: the executor of short operations, by a kernel without a plan.
+//! - `sharing`: what ranks that share a GPU agree on.
 //! - `group`: groups of sends and receives, and all-to-all-v; `exchange`: their executor.
 //! - `copies`: the copy-engine executor; `split`: both executors concurrently; `staged`: through
 //!   host memory.
@@ -28,6 +29,7 @@ mod operations;
 mod options;
 pub mod peers;
 pub mod program;
+mod sharing;
 pub mod small;
 mod split;
 mod staged;

@@ -39,7 +39,8 @@ pub struct GpuOptions {
     pub slice: Option<u64>,
     /// Streams for copies to peers; by default one, which keeps the ranks in step.
     pub copiers: Option<u8>,
-    /// Thread blocks per kernel, except for LL; by default tuned. Limited by the FIFOs allocated.
+    /// Thread blocks per kernel, except for LL; by default tuned. Limited by the FIFOs allocated,
+    /// and by the rank's share of a GPU that has several.
     pub blocks: Option<u32>,
     /// Slice size per thread block in bytes, except for LL; by default tuned. At most a FIFO slot.
     pub cut: Option<u32>,

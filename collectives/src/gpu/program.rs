@@ -295,12 +295,13 @@ impl Arguments {
             true => (arena_layout.max_slice_bytes(cut.ll), fifos.blocks),
             false => (u32::MAX, MAX_BLOCKS),
         };
-        let max_slice_bytes = u64::from(cut.slice.min(slot)) / widest as u64;
+        let scratch = u64::from(cut.blocks) * u64::from(scratch_blocks);
+        let room = arena_layout.scratch_len.checked_div(scratch).unwrap_or(u64::MAX);
+        let max_slice_bytes = u64::from(cut.slice.min(slot)).min(room / 512 * 512) / widest as u64;
         let slice = max_slice_bytes / granule as u64 * granule as u64;
         let scratch_bytes = (slice * widest as u64).next_multiple_of(512);
         let strands = lowered.strands.len() as u32;
-        let needed = u64::from(cut.blocks) * u64::from(scratch_blocks) * scratch_bytes;
-        if slice == 0 || cut.blocks > blocks || cut.blocks < strands || needed > arena_layout.scratch_len {
+        if slice == 0 || cut.blocks > blocks || cut.blocks < strands {
             return Err(ProgramError::Arena {
                 blocks: cut.blocks,
                 slice: cut.slice,

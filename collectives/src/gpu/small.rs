@@ -2,10 +2,8 @@
 //! exchange, or two for some all-reduces and broadcasts. The protocol is in
 //! `gpudirect/cuda/kernels/small.cu`; it uses the area [`Areas::small`].
 
-use std::sync::OnceLock;
-
 use doorbell_cuda::collective::CollectiveKernels;
-use doorbell_cuda::{Context, Kernel, Launch, Span, Stream};
+use doorbell_cuda::{Kernel, KernelFile, Launch, Span, Stream};
 
 use super::error::GpuError;
 use super::peers::{Areas, MAX_PEERS};
@@ -22,6 +20,7 @@ pub const MAX_BLOCKS: u32 = 128;
 const DEPTH: u64 = 4;
 /// Bytes of a block's state: the kernel's `State`.
 const STATE: u64 = 128;
+const MOVE: usize = DataType::ALL.len();
 const LL_DATA_BYTES: u32 = 8;
 const LL_LINE_BYTES: u32 = 16;
 
@@ -47,8 +46,8 @@ pub struct LaunchShape {
 /// The kernel executor of a rank.
 #[derive(Debug)]
 pub struct SmallExecutor {
-    kernels: CollectiveKernels,
-    loaded: [OnceLock<Kernel>; DataType::ALL.len() + 1],
+    /// Reductions by type, and moves.
+    kernels: [Option<Kernel>; DataType::ALL.len() + 1],
     slots: SlotLayout,
     rank: Rank,
     arenas: Vec<u64>,
@@ -159,6 +158,17 @@ impl LaunchShape {
     /// or a broadcast to more than one rank, may take two steps.
     #[must_use]
     pub fn new(collective: Collective, ranks: u32, bytes: u64, area: usize, two_steps: bool) -> Option<Self> {
+        Self::within(&|_, most| most, collective, ranks, (bytes, area), two_steps)
+    }
+
+    /// The same with as many thread blocks as `blocks` allows, by their threads, of a maximum.
+    pub(super) fn within(
+        blocks: &dyn Fn(u32, u32) -> u32,
+        collective: Collective,
+        ranks: u32,
+        (bytes, area): (u64, usize),
+        two_steps: bool,
+    ) -> Option<Self> {
         let parts = match collective {
             Collective::AllReduce if two_steps => ranks,
             Collective::Broadcast if two_steps => ranks - 1,
@@ -172,11 +182,17 @@ impl LaunchShape {
             _ => &[512, 256, 128],
         };
         most.iter()
-            .find_map(|threads| Self::with(ranks, bytes, area, parts, *threads))
+            .find_map(|threads| Self::with(blocks, ranks, (bytes, area), parts, *threads))
     }
 
     /// Takes two steps if `parts` is more than one; blocks have at most `most_threads` threads.
-    fn with(ranks: u32, bytes: u64, area: usize, parts: u32, most_threads: u32) -> Option<Self> {
+    fn with(
+        most_blocks: &dyn Fn(u32, u32) -> u32,
+        ranks: u32,
+        (bytes, area): (u64, usize),
+        parts: u32,
+        most_threads: u32,
+    ) -> Option<Self> {
         if ranks as usize > MAX_PEERS {
             return None;
         }
@@ -185,11 +201,11 @@ impl LaunchShape {
         let two_steps = parts > 1;
         let each = lines.div_ceil(parts.max(1));
         let threads = each.checked_next_multiple_of(32)?.min(most_threads);
-        let share = each.min(threads * each.div_ceil(MAX_BLOCKS * threads));
+        let share = each.min(threads * each.div_ceil(most_blocks(threads, MAX_BLOCKS) * threads));
         let blocks = each.div_ceil(share);
         // Every block needs data of every part: it signals that the other rank has started.
         if two_steps && u64::from(lines) <= u64::from(parts - 1) * u64::from(each) + u64::from((blocks - 1) * share) {
-            return Self::with(ranks, bytes, area, 1, most_threads);
+            return Self::with(most_blocks, ranks, (bytes, area), 1, most_threads);
         }
         let needed = u64::from(share) * u64::from(LL_LINE_BYTES) * if two_steps { 2 } else { 1 };
         (needed <= SlotLayout::len(area, ranks).into()).then_some(Self {
@@ -198,6 +214,12 @@ impl LaunchShape {
             share,
             part: if two_steps { each } else { 0 },
         })
+    }
+
+    /// Threads of all its blocks.
+    #[cfg(test)]
+    pub(super) fn block_threads(&self) -> u32 {
+        self.blocks * self.threads
     }
 
     /// The corresponding algorithm.
@@ -257,50 +279,37 @@ impl Pattern {
 }
 
 impl SmallExecutor {
-    /// The kernels of `rank` in `context`. `arenas` are the device pointers of all ranks' arenas in
-    /// that context, `areas` their layout; kernels abort once the word at `stop` is nonzero.
-    #[must_use]
-    pub fn new(context: &Context, rank: Rank, arenas: Vec<u64>, areas: &Areas, stop: u64) -> Self {
-        Self::with(CollectiveKernels::small(context), rank, arenas, areas, stop)
-    }
-
-    /// The same with kernels of another build.
-    #[must_use]
-    pub fn with(kernels: CollectiveKernels, rank: Rank, arenas: Vec<u64>, areas: &Areas, stop: u64) -> Self {
-        Self {
-            kernels,
-            loaded: [const { OnceLock::new() }; _],
+    /// The kernels of `rank`, of which it loads those that are not loaded. `arenas` are the device
+    /// pointers of all ranks' arenas in their context, `areas` their layout; kernels abort once the
+    /// word at `stop` is nonzero.
+    pub fn new(
+        kernels: &CollectiveKernels,
+        rank: Rank,
+        arenas: Vec<u64>,
+        areas: &Areas,
+        stop: u64,
+    ) -> Result<Self, GpuError> {
+        kernels.load(KernelFile::Small, |_| true)?;
+        let mut known = [const { None }; _];
+        for (place, data) in known.iter_mut().zip(DataType::ALL) {
+            *place = kernels.kernel(&format!("small_{}", data.name()));
+        }
+        known[MOVE] = kernels.kernel("small_move");
+        Ok(Self {
+            kernels: known,
             slots: SlotLayout::new(areas, arenas.len() as u32),
             rank,
             arenas,
             stop,
-        }
-    }
-
-    /// Loads a function's kernel, before a capture and before any work waits for another rank: a
-    /// driver may load it at the first launch, and then waits for the device.
-    pub fn prepare(&self, function: Function) -> Result<(), GpuError> {
-        self.kernel(function).map(|_| ())
+        })
     }
 
     fn kernel(&self, function: Function) -> Result<&Kernel, GpuError> {
-        let known = match function.op {
-            Some(_) => &self.loaded[function.data as usize],
-            None => &self.loaded[DataType::ALL.len()],
-        };
-        if let Some(kernel) = known.get() {
-            return Ok(kernel);
-        }
-        let name = match function.op {
-            Some(_) => format!("small_{}", function.data.name()),
-            None => "small_move".to_owned(),
-        };
-        let kernel = self.kernels.kernel(&name)?.ok_or_else(|| GpuError::Refused {
+        let place = function.op.map_or(MOVE, |_| function.data as usize);
+        self.kernels[place].as_ref().ok_or_else(|| GpuError::Refused {
             what: "kernels of short collectives",
-            reason: format!("there is no kernel {name}"),
-        })?;
-        kernel.load()?;
-        Ok(known.get_or_init(|| kernel))
+            reason: format!("there is none for {}", function.data),
+        })
     }
 
     /// Enqueues an operation on `stream`. Collective: all ranks use the same collective, root,

@@ -1,8 +1,8 @@
 //! Conversions from the types of collectives to those of the reduction kernels.
 
-use doorbell_cuda::reduce::{self, Operator, Scalar, Source};
+use doorbell_cuda::reduce::{self, Operator};
 
-use crate::kernel::{self, Element};
+use crate::kernel::Element;
 use crate::plan::BlockForm;
 use crate::types::{DataType, ReduceOp};
 
@@ -38,36 +38,6 @@ pub(super) const fn operator(op: ReduceOp, ranks: u32) -> Operator {
         ReduceOp::Min => Operator::Min,
         ReduceOp::Max => Operator::Max,
         ReduceOp::Avg => Operator::Avg { ranks },
-    }
-}
-
-/// The scalar; `None` if its type is not the accumulator type.
-pub(super) fn scalar(data: DataType, scalar: kernel::Scalar) -> Option<Scalar> {
-    (scalar.over() == data.accumulator()).then_some(())?;
-    let bits = scalar.bits();
-    Some(match scalar.over() {
-        DataType::I8 => (bits as u8).cast_signed().into(),
-        DataType::U8 => (bits as u8).into(),
-        DataType::I32 => (bits as u32).cast_signed().into(),
-        DataType::U32 => (bits as u32).into(),
-        DataType::I64 => bits.cast_signed().into(),
-        DataType::U64 => bits.into(),
-        DataType::F32 => f32::from_bits(bits as u32).into(),
-        DataType::F64 => f64::from_bits(bits).into(),
-        DataType::F16 | DataType::Bf16 | DataType::F8E4M3 | DataType::F8E5M2 => return None,
-    })
-}
-
-pub(super) fn one(data: DataType, source: Source<'_>) -> Source<'_> {
-    match data.accumulator() {
-        DataType::I8 => source.times(1i8),
-        DataType::U8 => source.times(1u8),
-        DataType::I32 => source.times(1i32),
-        DataType::U32 => source.times(1u32),
-        DataType::I64 => source.times(1i64),
-        DataType::U64 => source.times(1u64),
-        DataType::F64 => source.times(1f64),
-        DataType::F32 | DataType::F16 | DataType::Bf16 | DataType::F8E4M3 | DataType::F8E5M2 => source.times(1f32),
     }
 }
 

@@ -18,7 +18,7 @@ use costs::LinkCosts;
 use super::links::Links;
 use super::queue::Queue;
 use super::{Fabric, Outcome, RankUse, SimulationError, Time, Wait, Work};
-use crate::plan::{BlockForm, PlanMemory, Schedule, Step};
+use crate::plan::{BlockForm, PlanMemory, Schedule, Span, Step};
 use crate::protocol::EAGER_BYTES;
 use crate::types::Rank;
 
@@ -279,6 +279,27 @@ impl<'a> Simulation<'a> {
         (compute.gamma(bytes, whole) * 1e3, compute.copy(bytes, whole) * 1e3)
     }
 
+    /// ps of a reduction of these sources into so many bytes. What another processor has written
+    /// into this rank's memory costs more to read; reads of several such sources overlap.
+    fn reduction(&self, rank: u32, sources: &[Span], least: f64) -> f64 {
+        let prices = self.prices(rank, rank);
+        let bytes = |span: &Span| self.bytes(span.place.form(), *span);
+        let is_moved = |span: &&Span| {
+            let (given, taken) = prices.parts(bytes(span));
+            span.place == PlanMemory::Scratch && given > taken
+        };
+        let received = sources.iter().filter(is_moved).map(bytes).fold(0.0, f64::max);
+        let operands = sources.iter().skip(1).map(bytes).sum::<f64>().max(least);
+        let Some(gathering) = prices
+            .cost
+            .gathering(received, self.touched(received))
+            .filter(|_| received > 0.0)
+        else {
+            return operands * self.own(least).0;
+        };
+        received * gathering * 1e3 + (operands - received).max(0.0) * self.own(least).0
+    }
+
     fn prices(&self, from: u32, to: u32) -> LinkCosts {
         if self.links.are_on_one_host(from, to) {
             self.local
@@ -331,13 +352,8 @@ impl<'a> Simulation<'a> {
                     at = self.send(id, now, to, self.bytes(span.place.form(), span), forwarded);
                 }
                 Step::Reduce { sources, into } => {
-                    let operands: f64 = sources
-                        .iter()
-                        .skip(1)
-                        .map(|span| self.bytes(span.place.form(), *span))
-                        .sum();
                     let least = self.bytes(into.place.form(), into);
-                    at = self.work(rank, now, operands.max(least) * self.own(least).0);
+                    at = self.work(rank, now, self.reduction(rank, &sources, least));
                 }
                 Step::Copy { from, .. } => {
                     let bytes = self.bytes(from.place.form(), from);

@@ -93,7 +93,8 @@ impl Work {
         use Collective as C;
         let of_two = match collective {
             C::AllReduce | C::Reduce | C::AllToAll | C::AllToAllV | C::SendRecv | C::Barrier => 2.0,
-            C::Broadcast => 1.0,
+            // The root reads its input once, and writes it to another rank and to its own output.
+            C::Broadcast => 3.0,
             C::AllGather | C::ReduceScatter | C::Gather | C::Scatter => 1.0 + 1.0 / f64::from(ranks.max(1)),
         };
         match self.protocol {

@@ -440,6 +440,7 @@ fn memory_bandwidth_is_shared() {
         resident: scale(all),
         forwarded: scale(all),
         reduced: scale(all),
+        gathered: scale(all),
         isolated: scale(alone),
     });
     let fabric = Fabric::one_host(2, link, COMPUTE);
@@ -459,6 +460,7 @@ fn the_slices_of_a_long_operation_cost_what_its_memory_does() {
         resident: scale,
         forwarded: scale,
         reduced: scale,
+        gathered: scale,
         isolated: scale,
     });
     let fabric = Fabric::one_host(2, link, COMPUTE);
@@ -469,4 +471,29 @@ fn the_slices_of_a_long_operation_cost_what_its_memory_does() {
     let took = predict_ns(&pair(true), &fabric, &work).unwrap();
     let least = work.bytes as f64 * rates[1].1;
     assert!((1.0..1.1).contains(&(took / least)), "{took} of {least}");
+}
+
+#[test]
+fn what_another_processor_wrote_costs_more_to_reduce() {
+    let scale = |rate| Scale::of(&[(64, rate)]).unwrap();
+    let (moved, gathered) = (0.1, 0.5);
+    let took = |algorithm: Algorithm, gathered| {
+        let mut link = Link::soft_local();
+        link.simple.bytes = Some(ByteCosts {
+            resident: scale(moved),
+            forwarded: scale(moved),
+            reduced: scale(moved),
+            gathered: scale(gathered),
+            isolated: scale(moved),
+        });
+        let order: Vec<_> = (0..2).map(Rank).collect();
+        let schedule = algorithm.schedule(Collective::Reduce, &order, Rank(0)).unwrap();
+        let fabric = Fabric::one_host(2, link, COMPUTE);
+        run(schedule.as_ref(), &fabric, &work(1 << 20)).unwrap().time.ns()
+    };
+    // Reduced by a step of its own; and on arrival.
+    let later = took(Algorithm::FullMesh, gathered) - took(Algorithm::FullMesh, 2.0 * gathered);
+    let expected = -f64::from(1 << 20) * gathered;
+    assert!((later - expected).abs() < 1.0, "{later} and not {expected}");
+    assert_eq!(took(Algorithm::Ring, gathered), took(Algorithm::Ring, 2.0 * gathered));
 }

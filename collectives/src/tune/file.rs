@@ -193,6 +193,7 @@ impl TuningFile {
                         ("settled", moves.resident),
                         ("fresh", moves.forwarded),
                         ("reduced", moves.reduced),
+                        ("gathered", moves.gathered),
                         ("alone", moves.isolated),
                     ]
                 });

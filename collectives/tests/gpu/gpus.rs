@@ -151,7 +151,7 @@ pub(crate) fn once_in<T: Number, M: Shareable>(
     }
 }
 
-fn enqueue<T: Number, M: Shareable>(
+pub(crate) fn enqueue<T: Number, M: Shareable>(
     gpu: &GpuCommunicator,
     stream: &Stream,
     case: &Case,

@@ -1,66 +1,90 @@
-//! The kernels of GPU collectives: `kernels/collective.cu`, `small.cu` for short operations, and
-//! `exchange.cu` for messages between pairs of ranks. `doorbell-collectives` defines their launch
-//! arguments.
+//! The kernels of GPU collectives: `kernels/collective.cu`, `small.cu` for short operations,
+//! `exchange.cu` for messages between pairs of ranks, and `reduce.cu` for what copy engines move.
+//! `doorbell-collectives` defines their launch arguments.
 
 use core::fmt;
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
 use crate::context::Context;
 use crate::error::Error;
 use crate::kernels::KernelFile;
-use crate::module::{Kernel, Module};
+use crate::module::{Kernel, Module, entries};
+use crate::reduce::Reducer;
 
-/// The kernels of a context; each is loaded on first use.
+/// The kernels of a context.
+///
+/// A driver that loads a kernel waits for all work of the context, which may wait for another rank,
+/// and so for this one. So the communicators of a process share what is loaded, and load all that
+/// they need when they are made.
 pub struct CollectiveKernels {
     context: Context,
-    ptx: Cow<'static, str>,
-    kernels: Mutex<HashMap<String, Kernel>>,
+    collective: Cow<'static, str>,
+    /// Locked while kernels are loaded, so that each is loaded once.
+    loaded: Mutex<HashMap<String, Kernel>>,
+    reducer: Reducer,
 }
 
+/// The kernels of each context, as long as somebody has them.
+static SHARED: Mutex<Vec<Weak<CollectiveKernels>>> = Mutex::new(Vec::new());
+
 impl CollectiveKernels {
-    /// The embedded kernels.
+    /// Those of `context`, which all callers share.
     #[must_use]
-    pub fn new(context: &Context) -> Self {
-        Self::with_ptx(context, KernelFile::Collective.ptx())
+    pub fn of(context: &Context) -> Arc<Self> {
+        let mut shared = SHARED.lock();
+        shared.retain(|kernels| kernels.strong_count() > 0);
+        let mut known = shared.iter().filter_map(Weak::upgrade);
+        if let Some(known) = known.find(|known| known.context == *context) {
+            return known;
+        }
+        let new = Arc::new(Self::with_ptx(context, KernelFile::Collective.ptx()));
+        shared.push(Arc::downgrade(&new));
+        new
     }
 
-    /// The embedded kernels of short operations.
-    #[must_use]
-    pub fn small(context: &Context) -> Self {
-        Self::with_ptx(context, KernelFile::Small.ptx())
-    }
-
-    /// The embedded kernel of messages between pairs of ranks.
-    #[must_use]
-    pub fn exchange(context: &Context) -> Self {
-        Self::with_ptx(context, KernelFile::Exchange.ptx())
-    }
-
-    /// Kernels of another build, for comparison.
+    /// With another build of `collective.cu`, for comparison; shared with nobody.
     #[must_use]
     pub fn with_ptx(context: &Context, ptx: impl Into<Cow<'static, str>>) -> Self {
         Self {
             context: context.clone(),
-            ptx: ptx.into(),
-            kernels: Mutex::new(HashMap::new()),
+            collective: ptx.into(),
+            loaded: Mutex::default(),
+            reducer: Reducer::new(context),
         }
     }
 
-    /// The kernel of this name, if there is one; compiled on first use (tens of milliseconds).
-    pub fn kernel(&self, name: &str) -> Result<Option<Kernel>, Error> {
-        let mut kernels = self.kernels.lock();
-        if let Some(kernel) = kernels.get(name) {
-            return Ok(Some(kernel.clone()));
-        }
-        let Some(ptx) = crate::module::excerpt(&self.ptx, name) else {
-            return Ok(None);
+    /// Loads those of a file with a `wanted` name that are not loaded: tens to hundreds of
+    /// milliseconds each the first time on a machine, as the driver compiles them.
+    pub fn load(&self, file: KernelFile, wanted: impl Fn(&str) -> bool) -> Result<(), Error> {
+        let ptx = match file {
+            KernelFile::Collective => &*self.collective,
+            other => other.ptx(),
         };
-        let kernel = Module::from_ptx(&self.context, &ptx)?.kernel(name)?;
-        kernels.insert(name.to_owned(), kernel.clone());
-        Ok(Some(kernel))
+        let mut loaded = self.loaded.lock();
+        for entry in entries(ptx) {
+            if wanted(entry.name) && !loaded.contains_key(entry.name) {
+                let kernel = Module::from_ptx(&self.context, &entry.ptx())?.kernel(entry.name)?;
+                kernel.load()?;
+                loaded.insert(entry.name.to_owned(), kernel);
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel of this name, if it is loaded.
+    #[must_use]
+    pub fn kernel(&self, name: &str) -> Option<Kernel> {
+        self.loaded.lock().get(name).cloned()
+    }
+
+    /// Reductions for what copy engines move, which [`Reducer::prepare`] loads.
+    #[must_use]
+    pub fn reducer(&self) -> &Reducer {
+        &self.reducer
     }
 }
 

@@ -62,6 +62,9 @@ pub enum Attribute {
     DmaBufSupported = 124,
     /// 1 where events can be shared between processes.
     IpcEventSupported = 125,
+    /// 1 if contexts that this process creates are shared with others by NVIDIA's MPS daemon
+    /// (known since CUDA 12.2).
+    MpsEnabled = 133,
 }
 
 /// The version of a device's architecture: 9.0 is Hopper.

@@ -17,12 +17,15 @@ use crate::sys::{self, IpcBytes, RawEvent, status};
 /// A reference-counted point in a stream's work, set by [`Stream::record`](crate::Stream::record).
 #[derive(Clone)]
 #[doc(alias("CUevent", "cudaEvent_t"))]
-pub struct Event(Arc<Inner>);
-
-struct Inner {
+pub struct Event {
     // Declared before the context: the event is destroyed while the context is still retained.
-    raw: RawEventOwner,
+    inner: Arc<EventInner>,
     context: Context,
+}
+
+/// What a context may hold of an event.
+pub(crate) struct EventInner {
+    raw: RawEventOwner,
     timed: bool,
     /// Whether another process created it.
     opened: bool,
@@ -49,13 +52,8 @@ impl Event {
 
     fn make(context: &Context, flags: c_uint, timed: bool) -> Result<Self, Error> {
         let _entered = context.enter()?;
-        Ok(Self(Arc::new(Inner {
-            raw: RawEventOwner::new(context.driver(), flags)?,
-            context: context.clone(),
-            timed,
-            opened: false,
-            captured: Mutex::default(),
-        })))
+        let raw = RawEventOwner::new(context.driver(), flags)?;
+        Ok(Self::of(context, raw, timed, false))
     }
 
     /// An interprocess event: other processes can open, wait for and record it.
@@ -66,7 +64,7 @@ impl Event {
     /// The IPC handle of an [`Event::interprocess`].
     #[doc(alias("cuIpcGetEventHandle", "cudaIpcGetEventHandle"))]
     pub fn handle(&self) -> Result<EventHandle, Error> {
-        let _entered = self.0.context.enter()?;
+        let _entered = self.context.enter()?;
         let mut bytes = IpcBytes([0; 64]);
         // SAFETY: the pointer is to the bytes of a handle; the event is live.
         let status = unsafe { (self.driver().table().ipc_get_event_handle)(&raw mut bytes, self.raw()) };
@@ -85,31 +83,41 @@ impl Event {
         // SAFETY: the pointer is to a local CUevent; the driver validates the handle.
         let status = unsafe { (driver.table().ipc_open_event_handle)(&raw mut raw, IpcBytes(handle.0)) };
         driver.check(status, "cuIpcOpenEventHandle", format_args!("an event"))?;
-        Ok(Self(Arc::new(Inner {
-            raw: RawEventOwner { driver, raw },
+        Ok(Self::of(context, RawEventOwner { driver, raw }, false, true))
+    }
+
+    fn of(context: &Context, raw: RawEventOwner, timed: bool, opened: bool) -> Self {
+        Self {
+            inner: Arc::new(EventInner {
+                raw,
+                timed,
+                opened,
+                captured: Mutex::default(),
+            }),
             context: context.clone(),
-            timed: false,
-            opened: true,
-            captured: Mutex::default(),
-        })))
+        }
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<EventInner> {
+        &self.inner
     }
 
     pub(crate) fn is_opened(&self) -> bool {
-        self.0.opened
+        self.inner.opened
     }
 
     /// Its context.
     #[must_use]
     pub fn context(&self) -> &Context {
-        &self.0.context
+        &self.context
     }
 
     pub(crate) fn raw(&self) -> RawEvent {
-        self.0.raw.raw()
+        self.inner.raw.raw()
     }
 
     pub(crate) fn captured(&self) -> MutexGuard<'_, Option<CaptureId>> {
-        self.0.captured.lock()
+        self.inner.captured.lock()
     }
 
     /// Whether it has completed, or was never recorded.
@@ -118,7 +126,7 @@ impl Event {
     /// [`Error::Lost`] if work has failed, or another driver error.
     #[doc(alias("cuEventQuery", "cudaEventQuery"))]
     pub fn is_done(&self) -> Result<bool, Error> {
-        let _entered = self.0.context.enter()?;
+        let _entered = self.context.enter()?;
         // SAFETY: the event is live.
         let status = unsafe { (self.driver().table().event_query)(self.raw()) };
         if status == status::NOT_READY {
@@ -134,7 +142,7 @@ impl Event {
     /// [`Error::Lost`] if work has failed, or another driver error.
     #[doc(alias("cuEventSynchronize", "cudaEventSynchronize"))]
     pub fn synchronize(&self) -> Result<(), Error> {
-        let _entered = self.0.context.enter()?;
+        let _entered = self.context.enter()?;
         // SAFETY: the event is live.
         let status = unsafe { (self.driver().table().event_synchronize)(self.raw()) };
         self.driver()
@@ -147,10 +155,10 @@ impl Event {
     /// [`Error::Untimed`], or the driver's: `CUDA_ERROR_NOT_READY` before both have completed.
     #[doc(alias("cuEventElapsedTime", "cudaEventElapsedTime"))]
     pub fn since(&self, start: &Self) -> Result<Duration, Error> {
-        if !self.0.timed || !start.0.timed {
+        if !self.inner.timed || !start.inner.timed {
             return Err(Error::Untimed);
         }
-        let _entered = self.0.context.enter()?;
+        let _entered = self.context.enter()?;
         let mut milliseconds = 0.0;
         // SAFETY: the pointer is to a local float, and both events are live.
         let status =
@@ -161,7 +169,7 @@ impl Event {
     }
 
     fn driver(&self) -> Driver {
-        self.0.context.driver()
+        self.context.driver()
     }
 }
 
@@ -174,9 +182,16 @@ impl fmt::Debug for EventHandle {
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Event")
-            .field("device", &self.0.context.device())
-            .field("timed", &self.0.timed)
+            .field("device", &self.context.device())
+            .field("timed", &self.inner.timed)
             .finish_non_exhaustive()
+    }
+}
+
+impl EventInner {
+    /// Whether it has completed or failed: a failed stream does no more work.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.raw.is_complete()
     }
 }
 
@@ -205,7 +220,6 @@ impl RawEventOwner {
         self.raw
     }
 
-    /// Whether it has completed or failed: a failed stream does no more work.
     pub(crate) fn is_complete(&self) -> bool {
         let _relaxed = crate::stream::RelaxedCapture::enter(self.driver);
         // SAFETY: the event is live.

@@ -51,6 +51,7 @@ mod device;
 mod driver;
 mod error;
 mod event;
+mod follower;
 mod graph;
 #[cfg(feature = "cudarc")]
 mod interop;
@@ -70,6 +71,7 @@ pub use device::{Attribute, ComputeCapability, Device, FlushOptions, Peer, PeerL
 pub use driver::{Driver, LoadError};
 pub use error::{Error, Failure};
 pub use event::{Event, EventHandle};
+pub use follower::Follower;
 pub use graph::{CaptureMode, Graph, GraphExec};
 pub use kernels::KernelFile;
 pub use memop::WaitCondition;

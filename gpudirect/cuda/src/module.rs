@@ -322,10 +322,31 @@ impl fmt::Debug for Kernel {
     }
 }
 
-/// The PTX of one kernel with the common header; kernels share no other definitions.
-pub(crate) fn excerpt(ptx: &str, name: &str) -> Option<String> {
-    let head = &ptx[..ptx.find(".visible .entry ")?];
-    let entry = &ptx[ptx.find(&format!(".visible .entry {name}("))?..];
-    let end = entry.find("\n}\n")? + "\n}\n".len();
-    Some([head, &entry[..end]].concat())
+/// A kernel in PTX.
+pub(crate) struct Entry<'a> {
+    pub(crate) name: &'a str,
+    head: &'a str,
+    text: &'a str,
+}
+
+impl Entry<'_> {
+    /// PTX of this kernel alone, with the common header; kernels share no other definitions.
+    pub(crate) fn ptx(&self) -> String {
+        [self.head, self.text].concat()
+    }
+}
+
+/// The kernels in PTX.
+pub(crate) fn entries(ptx: &str) -> impl Iterator<Item = Entry<'_>> {
+    const ENTRY: &str = ".visible .entry ";
+    let head = ptx.find(ENTRY).map_or(ptx, |first| &ptx[..first]);
+    ptx.match_indices(ENTRY).filter_map(move |(start, _)| {
+        let (name, rest) = ptx[start + ENTRY.len()..].split_once('(')?;
+        let end = ptx.len() - rest.len() + rest.find("\n}\n")? + "\n}\n".len();
+        Some(Entry {
+            name,
+            head,
+            text: &ptx[start..end],
+        })
+    })
 }

@@ -20,6 +20,9 @@ use crate::sys::{RawGraph, RawNode, RawStream, Status};
 #[derive(Debug)]
 pub struct StreamOrder {
     context: Context,
+    /// In which the first operation that is captured records the event that graphs share: made
+    /// beforehand, as little as possible is made while operations wait for other ranks.
+    recorder: Stream,
     /// The last operation that was enqueued directly: its stream, unless that was borrowed, as
     /// another stream may have the address then, and its end.
     last: Option<(Option<Stream>, Event)>,
@@ -33,13 +36,13 @@ pub struct Turn(Option<(Arc<Captured>, RelaxedCapture)>);
 
 impl StreamOrder {
     /// An order without operations.
-    #[must_use]
-    pub fn new(context: &Context) -> Self {
-        Self {
+    pub fn new(context: &Context) -> Result<Self, Error> {
+        Ok(Self {
             context: context.clone(),
+            recorder: Stream::new(context)?,
             last: None,
             shared: None,
-        }
+        })
     }
 
     /// Makes later work of `stream` wait for the operation before.
@@ -93,11 +96,10 @@ impl StreamOrder {
     /// Recorded behind the operations so far, of which none has done so.
     fn first_shared(&self) -> Result<Event, Error> {
         let event = Event::new(&self.context)?;
-        let stream = Stream::new(&self.context)?;
         if let Some((_, end)) = &self.last {
-            stream.wait(end)?;
+            self.recorder.wait(end)?;
         }
-        stream.record(&event)?;
+        self.recorder.record(&event)?;
         Ok(event)
     }
 }

@@ -17,8 +17,9 @@ use parking_lot::Mutex;
 use crate::context::{Context, Entered};
 use crate::driver::Driver;
 use crate::error::Error;
-use crate::event::RawEventOwner;
-use crate::stream::StreamInner;
+use crate::event::EventInner;
+use crate::follower::FollowerInner;
+use crate::stream::{Stream, StreamInner};
 use crate::sys::{Address, status};
 
 /// The number of tracked streams beyond which idle ones are pruned.
@@ -54,10 +55,48 @@ pub(crate) trait Body: Send + Sync {
     fn release(&mut self, driver: Driver) -> Result<(), Error>;
 }
 
+/// Where work runs that uses resources.
+pub(crate) enum Queue {
+    Stream(Arc<StreamInner>),
+    /// Streams that may be gone before their work is done.
+    Followed(Arc<FollowerInner>),
+}
+
+impl Queue {
+    fn of(stream: &Stream) -> Self {
+        match stream.follower() {
+            Some(follower) => Self::Followed(Arc::clone(follower.inner())),
+            None => Self::Stream(Arc::clone(stream.inner())),
+        }
+    }
+
+    fn is_of(&self, stream: &Stream) -> bool {
+        match (self, stream.follower()) {
+            (Self::Stream(one), None) => Arc::ptr_eq(one, stream.inner()),
+            (Self::Followed(one), Some(follower)) => Arc::ptr_eq(one, follower.inner()),
+            _ => false,
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        match self {
+            Self::Stream(stream) => stream.is_idle(),
+            Self::Followed(follower) => follower.is_idle(),
+        }
+    }
+
+    fn synchronize(&self) -> Result<(), Error> {
+        match self {
+            Self::Stream(stream) => stream.synchronize(),
+            Self::Followed(follower) => follower.synchronize(),
+        }
+    }
+}
+
 pub(crate) struct Resource {
     context: Context,
     region: Region,
-    streams: Mutex<Vec<Arc<StreamInner>>>,
+    streams: Mutex<Vec<Queue>>,
     body: Option<Box<dyn Body>>,
 }
 
@@ -91,15 +130,15 @@ impl Resource {
     }
 
     /// Called after work that uses it was enqueued on `stream`, while a handle is held.
-    pub(crate) fn record_use(&self, stream: &Arc<StreamInner>) {
+    pub(crate) fn record_use(&self, stream: &Stream) {
         let mut streams = self.streams.lock();
-        if streams.iter().any(|known| Arc::ptr_eq(known, stream)) {
+        if streams.iter().any(|known| known.is_of(stream)) {
             return;
         }
         if streams.len() >= MAX_TRACKED_STREAMS {
             streams.retain(|known| !known.is_idle());
         }
-        streams.push(Arc::clone(stream));
+        streams.push(Queue::of(stream));
     }
 
     pub(crate) fn free(mut self) -> Result<(), Error> {
@@ -113,11 +152,11 @@ impl Resource {
     }
 
     pub(crate) fn wait_for_work(&self) -> Result<(), Error> {
-        let streams = std::mem::take(&mut *self.streams.lock());
-        for (at, stream) in streams.iter().enumerate() {
-            if let Err(error) = stream.synchronize() {
+        let mut streams = std::mem::take(&mut *self.streams.lock());
+        for at in 0..streams.len() {
+            if let Err(error) = streams[at].synchronize() {
                 // The state of the work is unknown: streams not synchronized stay tracked.
-                self.streams.lock().extend_from_slice(&streams[at..]);
+                self.streams.lock().extend(streams.drain(at..));
                 return Err(error);
             }
         }
@@ -173,20 +212,21 @@ struct DeferredFree {
 
 enum Wait {
     /// The work before the event. Holds no context, as the context holds this.
-    Event(RawEventOwner),
+    Event(Arc<EventInner>),
     /// The work on a stream that is being captured, so that no event can be recorded yet.
     Stream(Arc<StreamInner>),
 }
 
 impl Wait {
-    /// Starts waiting for the work on `stream`; `None` if it is idle.
-    fn begin(stream: Arc<StreamInner>) -> Option<Self> {
-        if stream.is_idle() {
-            return None;
-        }
-        match stream.record_event() {
-            Some(event) => Some(Self::Event(event)),
-            None => Some(Self::Stream(stream)),
+    /// Starts waiting for the work in `queue`; `None` if it is idle.
+    fn begin(queue: Queue) -> Option<Self> {
+        match queue {
+            Queue::Followed(follower) => follower.pending().map(Self::Event),
+            Queue::Stream(stream) if stream.is_idle() => None,
+            Queue::Stream(stream) => Some(match stream.record_event() {
+                Some(event) => Self::Event(event),
+                None => Self::Stream(stream),
+            }),
         }
     }
 

@@ -13,7 +13,8 @@ use crate::capture::Captured;
 use crate::context::Context;
 use crate::driver::Driver;
 use crate::error::Error;
-use crate::event::{Event, RawEventOwner};
+use crate::event::{Event, EventInner};
+use crate::follower::Follower;
 use crate::resource::Resource;
 use crate::sys::{self, RawStream, Status, status};
 
@@ -38,9 +39,9 @@ enum Origin {
     Kept {
         _owner: Owner,
     },
-    /// No owner promises to: what is used in it is in use until the follower's work is done.
+    /// No owner promises to: what is used in it is in use until the followed work is done.
     Borrowed {
-        follower: Stream,
+        follower: Follower,
     },
 }
 
@@ -103,9 +104,9 @@ impl Stream {
     }
 
     /// Wraps a stream created elsewhere that its owner may destroy once the handle is dropped, even
-    /// with work in it. The caller that enqueues work makes `follower` wait for it afterwards: what
-    /// the work uses is kept until `follower` is done. If its owner captures it, that is kept as
-    /// long as the graph and its instances, and `follower` does not wait.
+    /// with work in it. The caller that enqueues work [records its end](Self::record_end) afterwards:
+    /// what the work uses is kept until then. If its owner captures it, that is kept as long as the
+    /// graph and its instances.
     ///
     /// # Safety
     /// It must be a `CUstream` of `follower`'s context, valid until the handle is dropped. Until
@@ -113,7 +114,7 @@ impl Stream {
     ///
     /// # Errors
     /// The driver's error: also if its capture has been invalidated.
-    pub unsafe fn borrow_raw(raw: *mut c_void, follower: &Self) -> Result<Self, Error> {
+    pub unsafe fn borrow_raw(raw: *mut c_void, follower: &Follower) -> Result<Self, Error> {
         let stream = Self(Arc::new(StreamInner {
             context: follower.context().clone(),
             raw,
@@ -127,8 +128,8 @@ impl Stream {
         Ok(stream)
     }
 
-    /// The stream that waits for its work, if it is [borrowed](Self::borrow_raw).
-    pub(crate) fn follower(&self) -> Option<&Self> {
+    /// What follows its work, if it is [borrowed](Self::borrow_raw).
+    pub(crate) fn follower(&self) -> Option<&Follower> {
         match &self.0.origin {
             Origin::Borrowed { follower } => Some(follower),
             Origin::Own | Origin::Kept { .. } => None,
@@ -240,10 +241,13 @@ impl Stream {
     }
 
     /// Records the end of work that is not captured; the follower of a
-    /// [borrowed](Self::borrow_raw) stream waits for it, too.
+    /// [borrowed](Self::borrow_raw) stream takes it for the end of all work that it follows.
     pub fn record_end(&self, end: &Event) -> Result<(), Error> {
         self.record(end)?;
-        self.follower().map_or(Ok(()), |follower| follower.wait(end))
+        if let Some(follower) = self.follower() {
+            follower.follow(end);
+        }
+        Ok(())
     }
 
     #[inline]
@@ -259,10 +263,7 @@ impl Stream {
         // Recorded even on failure: some calls do part of their work before they fail.
         match &state.capture {
             Some(capture) => capture.keep(uses),
-            None => {
-                let used_in = self.follower().unwrap_or(self);
-                uses.iter().for_each(|resource| resource.record_use(&used_in.0));
-            }
+            None => uses.iter().for_each(|resource| resource.record_use(self)),
         }
         self.check(status, call)
     }
@@ -339,15 +340,15 @@ impl StreamInner {
     }
 
     /// An event recorded behind all current work, if one can be recorded.
-    pub(crate) fn record_event(&self) -> Option<RawEventOwner> {
+    pub(crate) fn record_event(&self) -> Option<Arc<EventInner>> {
         let _state = self.lock_uncaptured()?;
         let _entered = self.context.enter().ok()?;
         let driver = self.context.driver();
         let _relaxed = RelaxedCapture::enter(driver);
-        let event = RawEventOwner::new(driver, sys::EVENT_DISABLE_TIMING).ok()?;
+        let event = Event::new(&self.context).ok()?;
         // SAFETY: both are live.
         let status = unsafe { (driver.table().event_record)(event.raw(), self.raw) };
-        (status == status::SUCCESS).then_some(event)
+        (status == status::SUCCESS).then(|| Arc::clone(event.inner()))
     }
 }
 

@@ -23,6 +23,11 @@ int standin::current_device() {
     return context ? context->device : 0;
 }
 
+int standin::multiprocessors() {
+    auto other = settings.attributes.find(MULTIPROCESSOR_COUNT);
+    return other == settings.attributes.end() ? MULTIPROCESSORS : other->second;
+}
+
 extern "C" __attribute__((visibility("default"))) int standin_depth() {
     return depth;
 }
@@ -71,12 +76,13 @@ EXPORT cuDeviceGetAttribute(int *value, int attribute, int) {
     }
     switch (attribute) {
         case 8: *value = 48 << 10; return OK;
-        case 16: *value = MULTIPROCESSORS; return OK;
+        case MULTIPROCESSOR_COUNT: *value = MULTIPROCESSORS; return OK;
         case 18: *value = 0; return OK;
         case 38: *value = 4 << 20; return OK;
         case 40: *value = 3; return OK;
         case 75: *value = 9; return OK;
-        case 76: *value = 0; return OK;
+        // Minor compute capability, MPS.
+        case 76: case 133: *value = 0; return OK;
         case 97: *value = 200 << 10; return OK;
         case 115: *value = 0; return OK;
         case 117: *value = 1; return OK;

@@ -59,8 +59,9 @@ constexpr size_t GRANULARITY = 2 << 20;
 constexpr size_t DEVICE_MEMORY = size_t(1) << 30;
 // The timeout of a wait for a word, another process's event, or a kernel.
 constexpr std::chrono::seconds PATIENCE(120), PATIENCE_LAZY(20);
-constexpr int MULTIPROCESSORS = 4;
-constexpr int THREADS_PER_MULTIPROCESSOR = 2048;
+constexpr int MULTIPROCESSORS = 132;
+// Those of resident blocks: registers suffice for as many where a kernel uses up to 128.
+constexpr int THREADS_PER_MULTIPROCESSOR = 512;
 
 enum class Mode {
     // When something waits for it, and only what that needs: as late and unordered as possible.
@@ -78,8 +79,9 @@ struct Settings {
     bool peers = true;
     // Device addresses are accessible to the host.
     bool open = false;
-    // Implicit synchronization: what may wait for all work of the device does. Loading a module or
-    // (CUDA_MODULE_LOADING=LAZY) a kernel at its first launch; allocating and freeing pinned memory.
+    // Implicit synchronization: what may wait for all work of the device does. Loading a module, or
+    // (CUDA_MODULE_LOADING=LAZY) a kernel, at its first launch at the latest; allocating and freeing
+    // pinned memory.
     bool implicit = false;
     // The operations that a stream holds; the call that finds no space waits, and so do all others
     // of its context that enqueue. 0: any number.
@@ -134,6 +136,9 @@ T *at(Address address) {
     if (address - doorbell_window.first < doorbell_window.bytes) address += doorbell_window.shift;
     return reinterpret_cast<T *>(address);
 }
+// The attribute of a device, and its number of multiprocessors. Under the lock.
+constexpr int MULTIPROCESSOR_COUNT = 16;
+int multiprocessors();
 // Bytes of a device mapped by this process.
 size_t used(int device);
 
@@ -161,6 +166,8 @@ using SharedPassage = std::shared_ptr<Passage>;
 // A launched kernel with its arguments.
 struct Launch {
     const Kernel *kernel;
+    // Negative: of no device, so that nothing limits how many blocks are resident.
+    int device;
     unsigned blocks, threads;
     std::vector<std::vector<uint64_t>> arguments;
 };

@@ -71,6 +71,7 @@ Status launch(Held &held, Function *function, unsigned blocks, unsigned threads,
     if (!std::exchange(function->loaded, true) && settings.implicit) finish_all(held, function->device);
     auto made = std::make_shared<Launch>();
     made->kernel = function->kernel;
+    made->device = function->device;
     made->blocks = blocks;
     made->threads = threads;
     for (size_t i = 0; i < function->kernel->arguments; i++) {
@@ -90,6 +91,34 @@ struct GivenUp {
 };
 thread_local std::chrono::steady_clock::time_point begun;
 thread_local unsigned rests;
+
+// The threads of this process's blocks that are resident on a device.
+int resident[MOST_DEVICES];
+
+class Resident {
+    const Launch &launch;
+
+public:
+    // Waits for room.
+    explicit Resident(const Launch &launch) : launch(launch) {
+        if (launch.device < 0) return;
+        Held held(lock);
+        auto fits = [&] { return lost || resident[launch.device] + int(launch.threads) <= multiprocessors() * THREADS_PER_MULTIPROCESSOR; };
+        if (!changed.wait_for(held, PATIENCE, fits)) {
+            fprintf(stderr, "stand-in for a GPU: a thread block has waited for too long to be resident\n");
+            throw GivenUp{LAUNCH_TIMEOUT};
+        }
+        if (lost) throw GivenUp{lost};
+        resident[launch.device] += int(launch.threads);
+    }
+
+    ~Resident() {
+        if (launch.device < 0) return;
+        Held held(lock);
+        resident[launch.device] -= int(launch.threads);
+        changed.notify_all();
+    }
+};
 
 }  // namespace
 
@@ -139,8 +168,9 @@ Status standin::run_kernel(const Launch &launch) {
         blockDim = {1, 1, 1};
         blockIdx = {block, 0, 0};
         threadIdx = {0, 0, 0};
-        begun = std::chrono::steady_clock::now();
         try {
+            const Resident room(launch);
+            begun = std::chrono::steady_clock::now();
             launch.kernel->run(arguments.data());
         } catch (const GivenUp &given_up) {
             code = given_up.code;
@@ -158,6 +188,7 @@ extern "C" __attribute__((visibility("default"))) int standin_run(const char *na
     Launch launch;
     launch.kernel = find(name);
     if (!launch.kernel) return -1;
+    launch.device = -1;
     launch.blocks = blocks;
     launch.threads = threads;
     for (size_t i = 0; i < launch.kernel->arguments; i++) {
@@ -197,7 +228,7 @@ EXPORT cuModuleGetFunction(Function **function, Module *module, const char *name
 // Its first launch then does not wait.
 EXPORT cuFuncLoad(Function *function) {
     ENTER_UNSAFE;
-    function->loaded = true;
+    if (!std::exchange(function->loaded, true)) synchronize_implicitly(held);
     return OK;
 }
 
@@ -226,6 +257,6 @@ EXPORT cuLaunchCooperativeKernel(
 ) {
     ENTER;
     if (gy != 1 || gz != 1 || by != 1 || bz != 1 || !bx) return INVALID_VALUE;
-    if (uint64_t(gx) * bx > MULTIPROCESSORS * THREADS_PER_MULTIPROCESSOR) return TOO_LARGE;
+    if (uint64_t(gx) * bx > uint64_t(multiprocessors()) * THREADS_PER_MULTIPROCESSOR) return TOO_LARGE;
     return launch(held, function, gx, bx, stream, arguments);
 }

@@ -8,8 +8,12 @@
 //! - Kernels are compiled for the CPU from `gpudirect/cuda/kernels` (see `host.cuh` there); the
 //!   loaded PTX determines which exist.
 //!
-//! It does not model timing, a GPU's weaker memory order, peers' visibility of writes without
-//! synchronization, or how many thread blocks are resident.
+//! - Thread blocks that may wait are resident together as far as multiprocessors
+//!   ([`Attribute::MultiprocessorCount`](doorbell_cuda::Attribute), 132) have room for a block of
+//!   512 threads each; others wait for room. In one process: other processes have room of their own.
+//!
+//! It does not model timing, a GPU's weaker memory order, or peers' visibility of writes without
+//! synchronization.
 
 mod build;
 
@@ -230,8 +234,8 @@ impl Standin {
         unsafe { self.function::<unsafe extern "C" fn(c_int, c_int)>("standin_attribute")(attribute, value) }
     }
 
-    /// Whether calls wait for all work of the device where NVIDIA's driver may: a kernel's first
-    /// launch unless it was loaded before, loading modules, allocating and freeing pinned memory.
+    /// Whether calls wait for all work of the device where NVIDIA's driver may: loading modules and
+    /// kernels, at their first launch at the latest, allocating and freeing pinned memory.
     /// Such a call while a stream waits for a peer then hangs.
     pub fn set_implicit_synchronization(&self, implicit: bool) {
         self.call("standin_implicit", implicit.into());

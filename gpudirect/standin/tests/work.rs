@@ -4,8 +4,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use doorbell_cuda::{
-    Argument, CaptureMode, Context, DeviceMemory, Driver, Error, Event, HostMemory, Kernel, Launch, Memory, Module,
-    Stream, WaitCondition,
+    Argument, Attribute, CaptureMode, Context, DeviceMemory, Driver, Error, Event, HostMemory, Kernel, Launch, Memory,
+    Module, Stream, WaitCondition,
 };
 use doorbell_cuda_standin::{ExecutionMode, Standin};
 
@@ -97,6 +97,7 @@ fn kernels_of_two_ranks_wait_for_each_other() {
 #[test]
 fn cooperative_blocks_are_all_resident() {
     let standin = Standin::load(ExecutionMode::Prompt);
+    standin.set_attribute(Attribute::MultiprocessorCount as i32, 4);
     let rank = Rank::new(standin.driver().unwrap(), 0, "gather").unwrap();
     let launch = Launch {
         cooperative: true,
@@ -114,7 +115,7 @@ fn cooperative_blocks_are_all_resident() {
 
     let many = Launch {
         cooperative: true,
-        ..Launch::linear(17, 512)
+        ..Launch::linear(5, 512)
     };
     // SAFETY: refused, as this many blocks do not fit.
     let refused = unsafe { rank.kernel.launch(&rank.stream, many, &[&counter, &result], &[]) };

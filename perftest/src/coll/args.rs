@@ -126,8 +126,8 @@ pub(crate) struct CollArgs {
     )]
     pub(crate) bind: Bind,
 
-    /// Memory of GPUs: the ranks of a host take one after another. Times are between events of a
-    /// stream
+    /// Memory of GPUs: the ranks of a host take one after another, and share them where there are
+    /// fewer. Times are between events of a stream
     #[arg(long, help_heading = "GPU")]
     pub(crate) gpu: bool,
     /// Measure launches of a graph of 20 operations

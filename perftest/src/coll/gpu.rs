@@ -1,5 +1,5 @@
-//! `doorbell coll --gpu`: the same test on GPU memory, one GPU per rank. Times are between two
-//! events of a stream.
+//! `doorbell coll --gpu`: the same test on GPU memory. Ranks take the host's GPUs one after another,
+//! and share them where there are fewer. Times are between two events of a stream.
 
 use doorbell_collectives::communicator::Reduction;
 use doorbell_collectives::gpu::{GpuCall, GpuCommunicator, GpuError, GpuMessage, GpuOptions, as_bytes, as_bytes_mut};
@@ -119,9 +119,21 @@ pub(super) fn run(
             };
         }
     }
+    if gpu.ranks_per_gpu() > 1 && gpu.rank() == Rank(0) {
+        eprintln!("doorbell: warning: {}", sharing(&gpu));
+    }
     report.device = name;
     measure(args, &gpu, interrupt, report)?;
     gpu.destroy().map_err(|e| failed(&e))
+}
+
+fn sharing(gpu: &GpuCommunicator) -> String {
+    let ranks = gpu.ranks_per_gpu();
+    let how = match gpu.takes_turns() {
+        true => ", and take turns on it: with doorbell run --nccl --ranks-per-gpu N they do not",
+        false => "",
+    };
+    format!("{ranks} ranks share a GPU{how}")
 }
 
 fn measure(args: &CollArgs, gpu: &GpuCommunicator, interrupt: &Interrupt, report: Report) -> Result<(), Failure> {

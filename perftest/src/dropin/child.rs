@@ -27,14 +27,15 @@ const SIGNALS: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 #[derive(Debug)]
 pub(crate) struct ExitedCommand(ExitStatus);
 
-/// Passes the command's process id to `started`.
+/// Prepares its environment, and passes the command's process id to `started`. The signals that end
+/// this program are caught meanwhile.
 ///
 /// # Errors
-/// [`Failure::NotRun`] when it could not be started.
-pub(crate) fn run(
+/// [`Failure::NotRun`] when it could not be started; [`Failure::Interrupted`] by a signal before.
+pub(crate) fn run<V: IntoIterator<Item = Variable>>(
     name: &OsStr,
     arguments: &[OsString],
-    variables: impl IntoIterator<Item = Variable>,
+    prepare: impl FnOnce() -> V,
     started: impl FnOnce(i32),
 ) -> Result<ExitedCommand, Failure> {
     let cannot = |what: &str, e: &dyn std::fmt::Display| own(format!("cannot {what}: {e}"));
@@ -44,7 +45,10 @@ pub(crate) fn run(
     let caught = SIGNALS.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0);
     let mut signals = SignalsInfo::<WithRawSiginfo>::new(caught).map_err(|e| cannot("catch signals", &e))?;
     let mut command = Command::new(name);
-    command.args(arguments).envs(variables);
+    command.args(arguments).envs(prepare());
+    if signals.pending().next().is_some() {
+        return Err(Failure::Interrupted);
+    }
     // Killing this program shall kill the command, which would otherwise keep its device, and a
     // failed test would never end. This thread waits for the command below.
     kill_with_parent(&mut command);

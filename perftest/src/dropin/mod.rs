@@ -5,13 +5,15 @@
 //! libraries, `embedded` unpacks those that are in the program, `folder` has the links, `owner`
 //! records the owners, `sysfs` has the files that the preloaded library presents and `pci` the
 //! place of the devices in them, `program` checks the program, `brought` finds libraries that would
-//! bypass the drop-in, in the packages of the interpreter that `python` finds, and `child` runs it.
+//! bypass the drop-in, in the packages of the interpreter that `python` finds, `mps` starts a daemon
+//! for ranks that share GPUs, and `child` runs the command.
 
 mod brought;
 mod child;
 mod embedded;
 mod folder;
 mod library;
+mod mps;
 mod options;
 mod owner;
 mod pci;
@@ -67,10 +69,17 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     }
     // Outages begin in all of its processes at once.
     let start = ("DOORBELL_START", ticks().to_string().into());
+    let mut daemon = None;
     let ended = child::run(
         name,
         arguments,
-        variables.into_iter().chain(device).chain([start]),
+        // With signals caught, so that none ends this program without the daemon.
+        || {
+            let shared = args.ranks_per_gpu.map(|ranks| mps::provide(folder.path(), ranks));
+            let (started, shared) = shared.unwrap_or_default();
+            daemon = started;
+            variables.into_iter().chain(device).chain([start]).chain(shared)
+        },
         |pid| {
             // Without this record, the folder may be removed when this program is killed and the
             // command is not.
@@ -78,6 +87,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         },
     )?;
     // Before this process ends, which may be by a signal.
+    drop(daemon);
     folder.close().map_err(|e| own(format!("cannot clean up: {e}")))?;
     ended.exit_alike()
 }

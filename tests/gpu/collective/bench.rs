@@ -72,7 +72,6 @@ fn time(
     graph: bool,
 ) -> Result<f64> {
     let function = function(case.collective, data);
-    rig.prepare(function, variant.shape.ll)?;
     time_of(
         rig,
         &|rank| rig.launch_one(rank, plans, case, variant, function),
@@ -170,9 +169,6 @@ fn time_short(rig: &Rig, case: &Case, two_steps: bool, operations: usize, graph:
     let Some(shape) = rig.short(case, data, two_steps) else {
         return Ok(None);
     };
-    for member in &rig.ranks {
-        member.small.prepare(function)?;
-    }
     let places = rig.places(case, false, (0, 0), data.bytes());
     let launch = |rank: usize| rig.launch_short(rank, case, places[rank], shape, function);
     time_of(rig, &launch, operations, graph).map(Some)

@@ -2,7 +2,10 @@
 """Programs that use NCCL, on Doorbell's libnccl.so.2 and beside it on NCCL's, a rank on each GPU.
 
 Checks that both give the same results, that a survivor gets an error when a rank is killed, and
-prints times of a step. NVLink's multicast is off for NCCL.
+prints the median and the longest time of a step. NVLink's multicast is off for NCCL.
+
+With --ranks-per-gpu more than one rank is on each GPU, and NCCL, which refuses that, is left out;
+ranks take turns unless this runs under an MPS daemon (doorbell run --nccl --ranks-per-gpu N).
 
 A library of NCCL's name is preloaded: what PyTorch, CuPy and JAX load is then Doorbell's.
 
@@ -19,7 +22,6 @@ import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LIMIT = 120
 ALL = [
     *("DDP", "FSDP1", "FSDP2", "tensor parallel", "pipeline", "CUDA graph", "two communicators"),
     *("mixed operations", "communicators", "CuPy", "JAX", "killed"),
@@ -29,11 +31,12 @@ ALONE = {"two communicators", "communicators"}
 ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "MASTER_ADDR": "127.0.0.1", "PYTHONUNBUFFERED": "1", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
 
 
-def start(program, ranks, library):
+def start(program, args, library):
+    ranks, gpus = args.ranks, -(-args.ranks // args.ranks_per_gpu)
     port = str(20000 + int(time.time() * 1000) % 20000)
     started = []
     for rank in range(ranks):
-        own = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_PORT": port}
+        own = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_PORT": port, "GPUS": str(gpus), "OPERATIONS": str(args.operations)}
         environment = {**os.environ, **ENVIRONMENT, **own, **({"LD_PRELOAD": library} if library else {})}
         output = tempfile.TemporaryFile("w+")
         command = [sys.executable, os.path.join(HERE, "programs.py"), program]
@@ -57,9 +60,9 @@ def end(started, limit):
     return ends
 
 
-def run(program, ranks, library):
-    """The digest and the time of a step, or nothing; what it says of a failure."""
-    ends = end(start(program, ranks, library), LIMIT)
+def run(program, args, library):
+    """The digest and times of a step, or nothing; what it says of a failure."""
+    ends = end(start(program, args, library), args.limit)
     if any(status != 0 for status, _ in ends):
         for rank, (status, text) in enumerate(ends):
             print(f"    rank {rank}: {status}: {text[-1200:]}")
@@ -71,9 +74,9 @@ def run(program, ranks, library):
     return next((tuple(line[1:]) for line in lines if line[:1] == ["result"]), None)
 
 
-def survivor(ranks, library):
+def survivor(args, library):
     """Whether rank 0 gets an error, and when, after the last rank was killed."""
-    started = start("killed", ranks, library)
+    started = start("killed", args, library)
     time.sleep(20)
     os.killpg(started[-1][0].pid, signal.SIGKILL)
     since = time.time()
@@ -93,6 +96,9 @@ def main():
     parser.add_argument("library")
     parser.add_argument("programs", nargs="*", default=ALL)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks-per-gpu", type=int, default=1)
+    parser.add_argument("--operations", type=int, default=10_000, help="those of mixed operations")
+    parser.add_argument("--limit", type=float, default=120, help="seconds of a program")
     args = parser.parse_intermixed_args()
     failed = []
     with tempfile.TemporaryDirectory() as folder:
@@ -101,12 +107,15 @@ def main():
         os.symlink(os.path.abspath(args.library), library)
         for program in args.programs:
             if program == "killed":
-                passed = survivor(args.ranks, library)
+                passed = survivor(args, library)
             else:
-                ours = run(program, args.ranks, library)
-                theirs = ours if program in ALONE else run(program, args.ranks, None)
+                ours = run(program, args, library)
+                is_alone = program in ALONE or args.ranks_per_gpu > 1
+                theirs = ours if is_alone else run(program, args, None)
                 passed = ours is not None and theirs is not None and ours[0] == theirs[0]
-                times = " and ".join(f"{each[1]} ms ({each[0]})" if each else "failed" for each in (ours, theirs))
+                times = " and ".join(
+                    f"{each[1]} ms, {each[2]} in step {each[3]} ({each[0]})" if each else "failed" for each in (ours, theirs)
+                )
                 print(f"  {program}: {'ok' if passed else 'FAILED'}: Doorbell and NCCL {times}", flush=True)
             if not passed:
                 failed.append(program)

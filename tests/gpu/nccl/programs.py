@@ -4,41 +4,49 @@ import datetime
 import hashlib
 import os
 import random
+import statistics
 import sys
 import time
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+GPU = RANK % int(os.environ["GPUS"])
 STEPS, WIDTH, BATCH = 200, 1024, 64
 
 
 class Report:
-    """A digest of what a program computes, and the time of a step after those that load and compile."""
+    """A digest of what a program computes, and the median and the longest time of a step after the first ones.
+
+    The mean would have kernels that the program's own library compiles when a step first needs them, as CuPy's
+    does where a reduction's number of threads grows with the size.
+    """
 
     WARM = 10
 
     def __init__(self):
-        self.digest, self.steps, self.since = hashlib.sha256(), 0, 0.0
+        self.digest, self.times, self.since = hashlib.sha256(), [], time.time()
 
     def add(self, tensor):
         self.step(tensor.detach().cpu().numpy().tobytes())
 
     def step(self, result):
         self.digest.update(result)
-        self.steps += 1
-        if self.steps == self.WARM:
-            self.since = time.time()
+        now = time.time()
+        self.times.append(now - self.since)
+        self.since = now
 
     def end(self):
         if RANK == 0:
-            milliseconds = (time.time() - self.since) / (self.steps - self.WARM) * 1e3
-            print("result", self.digest.hexdigest()[:16], f"{milliseconds:.3f}", flush=True)
+            times = self.times[self.WARM :]
+            longest = max(range(len(times)), key=times.__getitem__)
+            figures = (f"{each * 1e3:.3f}" for each in (statistics.median(times), times[longest]))
+            print("result", self.digest.hexdigest()[:16], *figures, self.WARM + longest, flush=True)
 
 
 def torch_rank():
     import torch
     import torch.distributed as dist
 
-    gpu = torch.device("cuda", RANK % torch.cuda.device_count())
+    gpu = torch.device("cuda", GPU)
     torch.cuda.set_device(gpu)
     torch.use_deterministic_algorithms(True)
     dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=60), device_id=gpu)
@@ -202,13 +210,12 @@ def two():
 
 
 def mixed():
-    """10,000 operations of all kinds, types and sizes, in an order that a seed gives."""
+    """Operations of all kinds, types and sizes, in an order that a seed gives."""
     torch, dist, gpu = torch_rank()
     chosen = random.Random(7)
     report = Report()
     types = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8]
-    count = 10_000
-    for number in range(count):
+    for number in range(int(os.environ["OPERATIONS"])):
         kind = chosen.choice(["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send"])
         elements = RANKS * chosen.choice([1, 7, 300, 5000, 70_000, 600_000])
         dtype = chosen.choice(types)
@@ -280,7 +287,7 @@ def cupy_rank():
     import cupy
     from cupyx.distributed import init_process_group
 
-    cupy.cuda.Device(RANK % cupy.cuda.runtime.getDeviceCount()).use()
+    cupy.cuda.Device(GPU).use()
     port = int(os.environ["MASTER_PORT"])
     group = init_process_group(RANKS, RANK, host="127.0.0.1", port=port + 1)
     report = Report()
@@ -304,7 +311,7 @@ def jax_rank():
     import jax
     import jax.numpy as jnp
 
-    jax.distributed.initialize(f"127.0.0.1:{int(os.environ['MASTER_PORT']) + 2}", RANKS, RANK, local_device_ids=[RANK])
+    jax.distributed.initialize(f"127.0.0.1:{int(os.environ['MASTER_PORT']) + 2}", RANKS, RANK, local_device_ids=[GPU])
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     mesh = Mesh(jax.devices(), ("i",))

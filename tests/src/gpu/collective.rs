@@ -1,11 +1,10 @@
 //! All ranks of a GPU collective in one process, without a communicator: each has an arena that all
 //! others access. Cases and measurements, for GPUs and for the stand-in.
 
-use std::collections::HashSet;
 use std::fmt;
-use std::sync::Mutex;
+use std::sync::Arc;
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, bail};
 use doorbell_collectives::gpu::kernel::{KernelExecutor, Operation, Plan};
 use doorbell_collectives::gpu::lower::LowerError;
 use doorbell_collectives::gpu::program::{Function, LaunchShape};
@@ -14,7 +13,7 @@ use doorbell_collectives::gpu::{Areas, Sizes};
 use doorbell_collectives::kernel::{F8E4M3, F8E5M2, bf16, f16};
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::{Case, Number, input_element};
-use doorbell_collectives::{Algorithm, DataType, Element, Rank, ReduceOp};
+use doorbell_collectives::{Algorithm, Element, Rank, ReduceOp};
 use doorbell_cuda::collective::CollectiveKernels;
 use doorbell_cuda::{Context, DeviceMemory, Driver, Event, HostMemory, Memory as _, Stream};
 
@@ -26,7 +25,6 @@ pub struct Rig {
     /// By rank.
     pub ranks: Vec<Member>,
     pub(super) sizes: Sizes,
-    prepared: Mutex<HashSet<(DataType, bool, bool)>>,
 }
 
 /// One rank.
@@ -46,6 +44,8 @@ pub struct Member {
     host: HostMemory,
     stop: HostMemory,
     _arena: DeviceMemory,
+    /// Kept, so that the next member of the device shares them.
+    _kernels: Arc<CollectiveKernels>,
 }
 
 /// A variant of a case.
@@ -111,15 +111,14 @@ impl Rig {
             stream.fill(arena.span(..areas.fifos.start)?, 0)?;
             stream.synchronize()?;
             let stop = HostMemory::alloc(context, 4096)?;
-            let kernels = match ptx {
-                Some(ptx) => CollectiveKernels::with_ptx(context, ptx.to_owned()),
-                None => CollectiveKernels::new(context),
-            };
-            let word = stop.device_ptr().0;
+            let common = CollectiveKernels::of(context);
+            let other = ptx.map(|ptx| CollectiveKernels::with_ptx(context, ptx.to_owned()));
+            let kernels = other.as_ref().unwrap_or(&common);
+            let (word, rank) = (stop.device_ptr().0, Rank(rank as u32));
             members.push(Member {
                 context: context.clone(),
-                executor: KernelExecutor::new(kernels, Rank(rank as u32), addresses.clone(), &areas, word, blocks),
-                small: SmallExecutor::new(context, Rank(rank as u32), addresses.clone(), &areas, word),
+                executor: KernelExecutor::new(kernels, rank, addresses.clone(), (&areas, blocks), word, true)?,
+                small: SmallExecutor::new(&common, rank, addresses.clone(), &areas, word)?,
                 times: (Event::timed(context)?, Event::timed(context)?),
                 input: shared(context, bytes + SPARE)?,
                 output: shared(context, bytes + SPARE)?,
@@ -127,13 +126,10 @@ impl Rig {
                 stop,
                 stream,
                 _arena: arena,
+                _kernels: common,
             });
         }
-        Ok(Self {
-            ranks: members,
-            sizes,
-            prepared: Mutex::default(),
-        })
+        Ok(Self { ranks: members, sizes })
     }
 
     /// Sets or clears the abort word of all kernels, including those of later launches.
@@ -143,18 +139,6 @@ impl Rig {
                 .stop
                 .atomic_u32(0)?
                 .store(u32::from(all), std::sync::atomic::Ordering::Release);
-        }
-        Ok(())
-    }
-
-    /// Loads a function's kernels for all ranks, once.
-    pub fn prepare(&self, function: Function, ll: bool) -> Result<()> {
-        let mut prepared = self.prepared.lock().map_err(|_| anyhow!("a thread has panicked"))?;
-        if !prepared.insert((function.data, function.op.is_some(), ll)) {
-            return Ok(());
-        }
-        for member in &self.ranks {
-            member.executor.prepare(&member.stream, function, ll)?;
         }
         Ok(())
     }
@@ -245,14 +229,6 @@ impl Rig {
     ) -> Result<()> {
         let plans = self.plans(case, variant)?;
         let bytes = size_of::<T>();
-        self.prepare(
-            Function {
-                data: T::TYPE,
-                op,
-                scalar: 0,
-            },
-            variant.shape.ll,
-        )?;
         let places = self.places(case, variant.in_place, variant.skew, bytes);
         for round in 0..times {
             self.round::<T>(case, &places, op, seed + round, |function| {

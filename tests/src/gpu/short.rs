@@ -72,13 +72,6 @@ impl Rig {
             bail!("it is too long");
         };
         let places = self.places(case, variant.in_place, variant.skew, size_of::<T>());
-        for member in &self.ranks {
-            member.small.prepare(Function {
-                data: T::TYPE,
-                op,
-                scalar: 0,
-            })?;
-        }
         for round in 0..times {
             self.round::<T>(case, &places, op, seed + round, |function| {
                 (0..self.ranks.len()).try_for_each(|rank| {
@@ -109,7 +102,6 @@ impl Rig {
             .map(|at| input_element(7, case.root, at))
             .collect();
         for (rank, member) in self.ranks.iter().enumerate() {
-            member.small.prepare(function)?;
             member.stream.fill(member.output.all(), 0xa5)?;
             member.stream.synchronize()?;
             if rank == case.root.index() {

@@ -26,8 +26,8 @@
 extern int rank, ranks;
 extern ncclUniqueId id;
 
-/* The GPU of this rank is current in this thread from now on. */
-void gpu_open(int device);
+/* The GPU of this rank, modulo their number, is current in this thread from now on; its number. */
+int gpu_open(void);
 void *gpu_memory(size_t bytes);
 cudaStream_t gpu_stream(void);
 void gpu_stream_destroy(cudaStream_t stream);
@@ -60,6 +60,7 @@ int names_rank(ncclComm_t comm, int other);
 void collectives(void);
 void messages(void);
 void groups(void);
+void orders(void);
 void overlaps(void);
 void killed(void);
 void abort_operation(void);

@@ -151,7 +151,7 @@ void collectives(void) {
     OK(ncclCommUserRank(comm, &value));
     CHECK(value == rank);
     OK(ncclCommCuDevice(comm, &value));
-    CHECK(value == rank % 2);
+    CHECK(value == gpu_open());
     /* Memory of both kinds, one of them registered. */
     OK(ncclMemAlloc(&allocated, bytes));
     char *input = gpu_memory(bytes), *output = allocated;

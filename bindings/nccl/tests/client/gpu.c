@@ -15,12 +15,15 @@ static void *function(const char *name) {
 
 #define CU(name, types, ...) CHECK(((int (*) types)function(name))(__VA_ARGS__) == 0)
 
-void gpu_open(int device) {
+int gpu_open(void) {
     void *context;
+    int devices;
     if (!driver) driver = dlopen(getenv("DOORBELL_CUDA_LIBRARY"), RTLD_NOW);
     CU("cuInit", (unsigned), 0);
-    CU("cuDevicePrimaryCtxRetain", (void **, int), &context, device);
+    CU("cuDeviceGetCount", (int *), &devices);
+    CU("cuDevicePrimaryCtxRetain", (void **, int), &context, rank % devices);
     CU("cuCtxSetCurrent", (void *), context);
+    return rank % devices;
 }
 
 void *gpu_memory(size_t bytes) {

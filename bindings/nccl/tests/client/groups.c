@@ -76,20 +76,26 @@ void overlaps(void) {
     OK(ncclCommDestroy(comm));
 }
 
-/* Two communicators, in which the ranks are in opposite orders, in one group. */
-void groups(void) {
-    cudaStream_t streams[2] = { gpu_stream(), gpu_stream() };
-    int *input = gpu_memory(4 * COUNT), *output = gpu_memory(4 * COUNT), *gathered = gpu_memory(4 * COUNT);
+/* Two communicators, in which the ranks are in opposite orders. */
+static void join_two(ncclComm_t *comms, cudaStream_t stream) {
     ncclUniqueId second;
-    ncclComm_t comms[2] = { join() };
+    comms[0] = join();
     if (!rank) OK(ncclGetUniqueId(&second));
-    share_id(comms[0], &second, streams[0]);
+    share_id(comms[0], &second, stream);
     /* The initialisation is over at the outermost end. */
     OK(ncclGroupStart());
     OK(ncclGroupStart());
     OK(ncclCommInitRank(&comms[1], ranks, second, ranks - 1 - rank));
     OK(ncclGroupEnd());
     OK(ncclGroupEnd());
+}
+
+/* Two communicators in one group. */
+void groups(void) {
+    cudaStream_t streams[2] = { gpu_stream(), gpu_stream() };
+    int *input = gpu_memory(4 * COUNT), *output = gpu_memory(4 * COUNT), *gathered = gpu_memory(4 * COUNT);
+    ncclComm_t comms[2];
+    join_two(comms, streams[0]);
     for (int turn = 0; turn < 5; turn++) {
         write_values(input, rank, 0, turn, streams[0]);
         OK(ncclGroupStart());
@@ -109,4 +115,27 @@ void groups(void) {
     /* Destroyed in opposite orders: none waits for another rank. */
     OK(ncclCommDestroy(comms[rank % 2]));
     OK(ncclCommDestroy(comms[1 - rank % 2]));
+}
+
+/* Two communicators in streams of their own, which half of the ranks feed in the other order: the
+   first operations of each, short and long. */
+void orders(void) {
+    const size_t counts[] = { COUNT, 10 * COUNT };
+    cudaStream_t streams[2] = { gpu_stream(), gpu_stream() };
+    int *input[2], *output[2];
+    ncclComm_t comms[2];
+    join_two(comms, streams[0]);
+    for (int i = 0; i < 2; i++) {
+        input[i] = gpu_memory(10 * COUNT * sizeof(int));
+        output[i] = gpu_memory(10 * COUNT * sizeof(int));
+    }
+    for (int turn = 0; turn < 2; turn++) {
+        for (int i = 0; i < 2; i++) write_values(input[i], rank, i, turn, streams[i]);
+        for (int i = 0; i < 2; i++) {
+            int of = (rank + i) % 2;
+            OK(ncclAllReduce(input[of], output[of], counts[turn], ncclInt32, ncclMax, comms[of], streams[of]));
+        }
+        for (int i = 0; i < 2; i++) CHECK(is(output[i], ranks - 1, i, turn, streams[i]));
+    }
+    for (int i = 0; i < 2; i++) OK(ncclCommDestroy(comms[i]));
 }

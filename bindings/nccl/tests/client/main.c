@@ -6,7 +6,7 @@ int rank, ranks;
 ncclUniqueId id;
 
 static const struct { const char *name; void (*run)(void); } TESTS[] = {
-    { "collectives", collectives }, { "messages", messages }, { "groups", groups }, { "overlaps", overlaps }, { "graphs", graphs }, { "killed", killed },
+    { "collectives", collectives }, { "messages", messages }, { "groups", groups }, { "orders", orders }, { "overlaps", overlaps }, { "graphs", graphs }, { "killed", killed },
     { "abort-operation", abort_operation }, { "abort-graph", abort_graph }, { "abort-initialisation", abort_initialisation }, { "arguments", arguments },
     { "split", split }, { "killed-in-split", killed_in_split }, { "abort-split", abort_split }, { "shrink", shrink }, { "grow", grow },
     { "windows", windows }, { "named", named },
@@ -66,7 +66,7 @@ int main(int argc, char **argv) {
         sscanf(argv[4] + 2 * i, "%2x", &byte);
         id.internal[i] = (char)byte;
     }
-    gpu_open(rank % 2);
+    gpu_open();
     for (size_t i = 0; i < sizeof TESTS / sizeof *TESTS; i++) {
         if (!strcmp(TESTS[i].name, argv[1])) {
             TESTS[i].run();

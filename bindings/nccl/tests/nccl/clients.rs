@@ -59,7 +59,7 @@ fn variables(test: &str) -> Vec<(&'static str, OsString)> {
         .fold(1, |sum: u8, byte| sum.wrapping_mul(31).wrapping_add(byte))
         | 1;
     let address = format!("127.{}.{low}.{own}", 112 + high % 8);
-    let mut all = Vec::from(environment(ExecutionMode::Prompt, 2));
+    let mut all = Vec::from(environment(ExecutionMode::Prompt, 4));
     all.push(("NCCL_SOCKET_IFNAME", "lo".into()));
     all.push(("DOORBELL_SOFT_ADDR", address.into()));
     all
@@ -148,6 +148,12 @@ fn groups_nest_and_span_communicators() {
     pass("groups", 3, 3, &[]);
 }
 
+/// Of a driver that waits for the device where it loads kernels.
+#[test]
+fn two_communicators_may_be_fed_in_opposite_orders() {
+    pass("orders", 2, 2, &[("DOORBELL_STANDIN", "prompt,devices=2,implicit")]);
+}
+
 #[test]
 fn received_memory_may_overlap_sent_memory() {
     pass("overlaps", 3, 3, &[]);
@@ -156,6 +162,30 @@ fn received_memory_may_overlap_sent_memory() {
 #[test]
 fn graphs_of_the_program_mix_with_direct_operations_and_outlive_the_communicator() {
     pass("graphs", 3, 3, &[]);
+}
+
+/// Processes without an MPS daemon.
+const ON_ONE_GPU: (&str, &str) = ("DOORBELL_STANDIN", "prompt,devices=1");
+
+#[test]
+fn collectives_of_ranks_that_take_turns_on_one_gpu() {
+    pass("collectives", 3, 3, &[ON_ONE_GPU]);
+}
+
+#[test]
+fn groups_of_ranks_that_take_turns_on_one_gpu() {
+    pass("groups", 3, 3, &[ON_ONE_GPU]);
+}
+
+/// Captures have groups, which the host would have a part in if the ranks took turns.
+#[test]
+fn graphs_of_ranks_on_one_gpu_with_an_mps_daemon() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let environment = [
+        ("DOORBELL_STANDIN", "prompt,devices=1,133=1"),
+        ("CUDA_MPS_PIPE_DIRECTORY", folder.path().to_str().expect("a plain path")),
+    ];
+    pass("graphs", 3, 3, &environment);
 }
 
 #[test]

@@ -24,7 +24,7 @@ impl GpuCommunicator {
     /// As [`destroy`](Self::destroy).
     #[doc(alias = "ncclCommDestroy")]
     pub fn leave(self) -> Result<(), GpuError> {
-        match self.peers().is_some() {
+        match self.peers().is_some() && !self.stages_some() {
             true => self.end(Communicator::leave_at_once),
             false => self.end(|comm| {
                 drop(comm);
@@ -41,6 +41,7 @@ impl GpuCommunicator {
             path,
             comm,
             context,
+            kernels,
             ..
         } = self;
         let failed = staged.error();
@@ -48,6 +49,7 @@ impl GpuCommunicator {
         drop((staged, path));
         watchdog.end();
         context.reap();
+        drop(kernels);
         let parted = match failed {
             Some(error) => Err(error),
             None => match Arc::into_inner(comm) {

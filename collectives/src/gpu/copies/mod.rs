@@ -12,8 +12,9 @@ mod tasks;
 
 use std::sync::Arc;
 
-use doorbell_cuda::reduce::{Operator, Reducer, Source};
-use doorbell_cuda::{Context, DeviceMemory, Event, Memory, Span, Stream, WaitCondition};
+use doorbell_cuda::collective::CollectiveKernels;
+use doorbell_cuda::reduce::{Operator, Source};
+use doorbell_cuda::{Context, Event, Memory, Span, Stream, WaitCondition};
 
 use super::error::GpuError;
 use super::peers::{Mapped, Peers, WORDS};
@@ -76,14 +77,13 @@ pub(super) struct Copies {
     peers: Arc<Peers>,
     copiers: u8,
     streams: Vec<Stream>,
-    reducer: Reducer,
-    warm_up: Vec<(DataType, &'static str)>,
+    kernels: Arc<CollectiveKernels>,
     /// In LRU order, the most recent last.
     cached: Vec<CachedScript>,
 }
 
 impl Copies {
-    pub(super) fn new(peers: Arc<Peers>, copiers: u8) -> Result<Self, GpuError> {
+    pub(super) fn new(kernels: &Arc<CollectiveKernels>, peers: Arc<Peers>, copiers: u8) -> Result<Self, GpuError> {
         let context = peers.context().clone();
         // One of them for the waits that come last.
         let streams = (0..=copiers).map(|_| Stream::new(&context)).collect::<Result<_, _>>()?;
@@ -91,8 +91,7 @@ impl Copies {
             peers,
             copiers,
             streams,
-            reducer: Reducer::new(&context),
-            warm_up: Vec::new(),
+            kernels: Arc::clone(kernels),
             cached: Vec::new(),
         })
     }
@@ -101,56 +100,26 @@ impl Copies {
         self.peers.context()
     }
 
-    pub(super) fn reducer(&self) -> &Reducer {
-        &self.reducer
-    }
-
     pub(super) fn streams(&self) -> &[Stream] {
         &self.streams
     }
 
-    /// Almost without work. A driver may load a kernel at its first launch, and then waits for all
-    /// work of the device, which may wait for another rank of this process.
-    pub(super) fn warm_up(&mut self, data: DataType, operator: Operator) -> Result<(), GpuError> {
-        let name = (data, operator.name());
-        if self.warm_up.contains(&name) {
-            return Ok(());
-        }
-        let over = types::data(data);
-        self.reducer.prepare(over, operator)?;
-        let stream = Stream::new(self.context())?;
-        let memory = DeviceMemory::alloc(self.context(), 8)?;
-        stream.fill(memory.all(), 0)?;
-        let element = memory.span(..data.bytes())?;
-        let form = doorbell_cuda::reduce::OperandKind::Element;
-        self.reducer
-            .reduce(&stream, over, operator, &[Source::elements(element)], (form, element))?;
-        if operator == Operator::Sum {
-            let scaled = types::one(data, Source::elements(element));
-            self.reducer
-                .reduce(&stream, over, operator, &[scaled], (form, element))?;
-        }
-        stream.synchronize()?;
-        self.warm_up.push(name);
-        Ok(())
-    }
-
-    pub(super) fn prepare_all(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
-        if operation.collective.reduces() {
-            self.warm_up(operation.data, operation.operator)?;
-        }
-        self.prepare(operation)
-    }
-
-    pub(super) fn run(&mut self, operation: &Operation<'_>, stream: &Stream) -> Result<(), GpuError> {
-        self.prepare_all(operation)?;
+    /// Without `has_streams`, all on the caller's: a script's order completes on one stream, too.
+    pub(super) fn run(
+        &mut self,
+        operation: &Operation<'_>,
+        stream: &Stream,
+        has_streams: bool,
+    ) -> Result<(), GpuError> {
+        self.prepare(operation)?;
         let Some(cached) = self.cached.last() else {
             return Ok(());
         };
         for (at, op) in &cached.script.ops {
             let on = match *at {
-                CALLER => stream,
-                other => &self.streams[usize::from(other) - 1],
+                _ if !has_streams && matches!(op, StreamOp::Record(_) | StreamOp::Wait(_)) => continue,
+                other if has_streams && other != CALLER => &self.streams[usize::from(other) - 1],
+                _ => stream,
             };
             self.op(operation, &cached.events, op, on)?;
         }
@@ -158,7 +127,7 @@ impl Copies {
     }
 
     /// Returns the operation's script from the cache, or builds it, and marks it most recent.
-    fn prepare(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
+    pub(super) fn prepare(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
         let areas = self.peers.areas();
         let key = ScriptKey {
             collective: operation.collective,
@@ -235,8 +204,13 @@ impl Copies {
                 };
                 let sources = sources.iter().map(source).collect::<Result<Vec<_>, GpuError>>()?;
                 let into = (types::form(into.1), span(into.0, into.1)?);
-                self.reducer
-                    .reduce(stream, types::data(operation.data), operation.operator, &sources, into)?;
+                self.kernels.reducer().reduce(
+                    stream,
+                    types::data(operation.data),
+                    operation.operator,
+                    &sources,
+                    into,
+                )?;
             }
             StreamOp::Record(event) => stream.record(&events[*event as usize])?,
             StreamOp::Wait(event) => stream.wait(&events[*event as usize])?,

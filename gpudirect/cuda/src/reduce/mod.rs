@@ -12,13 +12,14 @@ mod types;
 
 use core::fmt;
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use crate::context::Context;
 use crate::error::Error;
 use crate::kernels::KernelFile;
 use crate::memory::Span;
-use crate::module::{Kernel, Launch, Module, excerpt};
+use crate::module::{Kernel, Launch, Module, entries};
 use crate::stream::Stream;
 
 pub use plan::{
@@ -193,30 +194,54 @@ impl Reducer {
         Ok(())
     }
 
-    /// Loads the kernels of `data` and `operator` in advance, such as before a capture.
+    /// Loads the kernels of `data` and `operator` in advance: before a capture, and before any work of
+    /// the context waits for another rank, as loading may wait for that work.
     ///
     /// # Errors
     /// [`ReduceError::Driver`] or [`ReduceError::NoKernel`].
     pub fn prepare(&self, data: DataType, operator: Operator) -> Result<(), ReduceError> {
-        for function in plan::Function::of(operator) {
-            self.kernel(KernelName {
-                data,
-                function: *function,
-            })?;
+        let functions = plan::Function::of(operator).iter();
+        self.load(functions.map(|function| KernelName {
+            data,
+            function: *function,
+        }))
+    }
+
+    /// Loads all kernels in advance.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub fn prepare_all(&self) -> Result<(), ReduceError> {
+        self.load(KernelName::all())
+    }
+
+    fn kernel(&self, name: KernelName) -> Result<&Kernel, ReduceError> {
+        let slot = self.slot(name);
+        if slot.get().is_none() {
+            self.load([name])?;
+        }
+        slot.get().ok_or(ReduceError::NoKernel(name))
+    }
+
+    /// Each in a module of its own: compiling all of them takes the driver seconds.
+    fn load(&self, names: impl IntoIterator<Item = KernelName>) -> Result<(), ReduceError> {
+        let entries: HashMap<_, _> = entries(&self.ptx).map(|entry| (entry.name, entry)).collect();
+        for name in names {
+            let slot = self.slot(name);
+            if slot.get().is_none() {
+                let text = name.to_string();
+                let entry = entries.get(&*text).ok_or(ReduceError::NoKernel(name))?;
+                let kernel = Module::from_ptx(&self.context, &entry.ptx())?.kernel(&text)?;
+                kernel.load()?;
+                // Another thread may have loaded it meanwhile.
+                let _ = slot.set(kernel);
+            }
         }
         Ok(())
     }
 
-    /// A kernel in a module of its own: compiling all of them takes the driver seconds.
-    fn kernel(&self, name: KernelName) -> Result<&Kernel, ReduceError> {
-        let slot = &self.kernels[name.data as usize * plan::Function::COUNT + name.function as usize];
-        if let Some(kernel) = slot.get() {
-            return Ok(kernel);
-        }
-        let text = name.to_string();
-        let ptx = excerpt(&self.ptx, &text).ok_or(ReduceError::NoKernel(name))?;
-        let kernel = Module::from_ptx(&self.context, &ptx)?.kernel(&text)?;
-        Ok(slot.get_or_init(|| kernel))
+    fn slot(&self, name: KernelName) -> &OnceLock<Kernel> {
+        &self.kernels[name.data as usize * plan::Function::COUNT + name.function as usize]
     }
 }
 

@@ -92,7 +92,8 @@ pub(super) enum Function {
 }
 
 impl Function {
-    pub(super) const COUNT: usize = 6;
+    const ALL: [Self; 6] = [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::PreMulSum];
+    pub(super) const COUNT: usize = Self::ALL.len();
 
     pub(super) const fn of(operator: Operator) -> &'static [Self] {
         match operator {
@@ -121,6 +122,13 @@ impl Function {
 pub struct KernelName {
     pub(super) data: DataType,
     pub(super) function: Function,
+}
+
+impl KernelName {
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        let of = |data| Function::ALL.into_iter().map(move |function| Self { data, function });
+        DataType::ALL.into_iter().flat_map(of)
+    }
 }
 
 impl fmt::Display for KernelName {

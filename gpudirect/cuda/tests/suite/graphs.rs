@@ -5,7 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use doorbell_cuda::{
-    CaptureMode, DeviceMemory, Driver, Error, Event, GraphExec, HostMemory, Memory, Stream, StreamOrder, WaitCondition,
+    CaptureMode, DeviceMemory, Driver, Error, Event, Follower, GraphExec, HostMemory, Memory, Stream, StreamOrder,
+    WaitCondition,
 };
 
 use super::{Outcome, Setting, add_one, pattern};
@@ -166,7 +167,7 @@ pub(super) fn keeps_its_memory(driver: Driver) -> Outcome {
 /// A graph of the program, which this crate knows by its stream alone, keeps what it uses.
 pub(super) fn captured_elsewhere(driver: Driver) -> Outcome {
     let setting = Setting::new(driver)?;
-    let follower = Stream::new(&setting.context)?;
+    let follower = Follower::new(&setting.context);
     let mut host = HostMemory::alloc(&setting.context, 1000)?;
     let exec = {
         let through = DeviceMemory::alloc(&setting.context, host.len())?;
@@ -234,7 +235,7 @@ pub(super) fn ordered(driver: Driver) -> Outcome {
         })?;
         graph.instantiate()
     };
-    let mut order = StreamOrder::new(&setting.context);
+    let mut order = StreamOrder::new(&setting.context)?;
     one.wait_value32(gate.all(), WaitCondition::Equal(1))?;
     operation(&mut order, &one, 1)?;
     let (first, second) = (capture(&mut order, [2, 3])?, capture(&mut order, [4, 5])?);

@@ -4,7 +4,9 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use doorbell_cuda::{Attribute, DeviceMemory, Driver, Error, Event, HostMemory, Memory, Stream, WaitCondition};
+use doorbell_cuda::{
+    Attribute, DeviceMemory, Driver, Error, Event, Follower, HostMemory, Memory, Stream, WaitCondition,
+};
 
 use super::{Outcome, Setting, Verdict, pattern};
 
@@ -164,7 +166,7 @@ pub(super) fn slices_are_of_the_last_handle(driver: Driver) -> Outcome {
 
 pub(super) fn borrowed(driver: Driver) -> Outcome {
     let setting = Setting::new(driver)?;
-    let follower = Stream::new(&setting.context)?;
+    let follower = Follower::new(&setting.context);
     let memory = DeviceMemory::alloc(&setting.context, 1 << 16)?;
     let mut host = HostMemory::alloc(&setting.context, 1 << 16)?;
     let end = Event::new(&setting.context)?;
@@ -173,8 +175,7 @@ pub(super) fn borrowed(driver: Driver) -> Outcome {
     let stream = unsafe { Stream::borrow_raw(setting.stream.as_raw(), &follower)? };
     stream.fill(memory.all(), 7)?;
     stream.copy(host.all(), memory.all())?;
-    stream.record(&end)?;
-    follower.wait(&end)?;
+    stream.record_end(&end)?;
     // The kernel that keeps the stream busy.
     let others = setting.context.reap();
     drop((stream, memory));

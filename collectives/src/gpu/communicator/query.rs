@@ -1,0 +1,102 @@
+//! What a GPU communicator is, and how it performs its operations.
+
+use std::sync::Arc;
+
+use doorbell_cuda::Context;
+
+use super::{GpuCommunicator, OperationPath};
+use crate::algorithm::Algorithm;
+use crate::gpu::choice::Choice;
+use crate::gpu::options::Executor;
+use crate::gpu::peers::Peers;
+use crate::plan::Collective;
+use crate::types::{DataType, Rank};
+
+impl GpuCommunicator {
+    /// This rank.
+    #[must_use]
+    #[doc(alias = "ncclCommUserRank")]
+    pub fn rank(&self) -> Rank {
+        self.comm.rank()
+    }
+
+    /// The number of ranks.
+    #[must_use]
+    #[doc(alias = "ncclCommCount")]
+    pub fn size(&self) -> u32 {
+        self.comm.size()
+    }
+
+    /// The context of its GPU.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// The ranks' mapped memory, if they use peer access.
+    #[must_use]
+    pub fn peers(&self) -> Option<&Arc<Peers>> {
+        match &self.path {
+            OperationPath::Direct(peers) => Some(peers),
+            OperationPath::Staged(_) => None,
+        }
+    }
+
+    /// The executor and algorithm of an operation, if the GPUs execute it.
+    #[must_use]
+    pub fn selection(
+        &self,
+        collective: Collective,
+        data: DataType,
+        count: usize,
+        registered: bool,
+    ) -> (Executor, Option<Algorithm>) {
+        if let OperationPath::Staged(_) = &self.path {
+            return (Executor::Staged, None);
+        }
+        if collective == Collective::AllToAllV {
+            return match self.stages_some() {
+                true => (Executor::Staged, None),
+                false => (Executor::Kernel, Some(Algorithm::FullMesh)),
+            };
+        }
+        let given = (data, count, registered);
+        match Choice::new(&self.options, (self.size(), &self.sharing), collective, given, true) {
+            Choice::Small(cut) => (Executor::Small, Some(cut.algorithm(collective))),
+            Choice::Kernel(algorithm, _) => (Executor::Kernel, Some(algorithm)),
+            Choice::Copies(algorithm, _) => (Executor::Copies, Some(algorithm)),
+            Choice::Split(_, (algorithm, _), _) => (Executor::Split, Some(algorithm)),
+        }
+    }
+
+    /// The most ranks on a GPU, at least those that this communicator or another one of the process
+    /// has there, or `DOORBELL_RANKS_PER_GPU`. The same on all ranks.
+    #[must_use]
+    pub fn ranks_per_gpu(&self) -> u32 {
+        self.sharing.ranks
+    }
+
+    /// Whether ranks of a GPU take turns, so that no kernel may wait for another rank: the copy
+    /// engines perform operations, and the host performs [groups](Self::group) and reductions with
+    /// a scalar. So it is for contexts of different processes without an MPS daemon, and where a
+    /// GPU is too small for its ranks. The same on all ranks.
+    #[must_use]
+    pub fn takes_turns(&self) -> bool {
+        self.sharing.takes_turns
+    }
+
+    /// Whether what copy engines cannot do goes through host memory: groups, of which no rank knows
+    /// all lengths, and reductions with a scalar.
+    pub(super) fn stages_some(&self) -> bool {
+        self.sharing.takes_turns && self.options.executor.is_none()
+    }
+
+    /// Why operations are staged through host memory, if they are: the same on all ranks.
+    #[must_use]
+    pub fn staged_reason(&self) -> Option<&str> {
+        match &self.path {
+            OperationPath::Direct(_) => None,
+            OperationPath::Staged(reason) => Some(reason),
+        }
+    }
+}

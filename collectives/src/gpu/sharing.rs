@@ -1,0 +1,298 @@
+//! Ranks that share a GPU.
+//!
+//! The thread blocks of a kernel wait for those of other ranks, so on one GPU the blocks of all its
+//! ranks must be resident together, and those of a second communicator beside them. A
+//! multiprocessor has room for a block of 512 threads of any kernel (up to 128 registers each), and
+//! as smaller blocks wait for no more room than they have threads, each launch has at most its
+//! share of all multiprocessors' threads.
+//!
+//! That is of no use to contexts that are not executed concurrently: a GPU gives those of different
+//! processes turns of some 2 ms, unless they are clients of one MPS daemon. Then no kernel may
+//! wait, as the one that it waits for has no turn meanwhile.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use doorbell_cuda::{Attribute, Context, Device};
+use serde::{Deserialize, Serialize};
+
+use super::error::GpuError;
+
+/// Threads of a thread block for which each multiprocessor has room.
+const BLOCK: u32 = 512;
+/// Communicators whose operations may be executed at once.
+const CONCURRENT: u32 = 2;
+/// Thread block sizes of sends and receives, of which each peer needs two blocks.
+const EXCHANGE_THREADS: [u32; 5] = [512, 256, 128, 64, 32];
+/// The variable with the number of ranks on each GPU.
+const VARIABLE: &str = "DOORBELL_RANKS_PER_GPU";
+/// The most that it may say: the clients of an MPS server.
+const MAX_RANKS: u32 = 48;
+
+/// What a rank says of its GPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct GpuOffer {
+    /// Of the GPU, or of the MIG instance.
+    uuid: [u8; 16],
+    multiprocessors: u32,
+    concurrency: Concurrency,
+    known: Known,
+}
+
+/// Contexts of one GPU are executed concurrently if this is equal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+enum Concurrency {
+    /// A context of this process.
+    Context(u64),
+    /// Clients of the MPS daemon with this folder: its device and inode.
+    Mps(u64, u64),
+}
+
+/// What a process knows of a GPU apart from the communicator at hand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+struct Known {
+    ranks: u32,
+    takes_turns: bool,
+}
+
+/// How the ranks share GPUs, the same on all of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Sharing {
+    /// The most ranks on a GPU.
+    pub(super) ranks: u32,
+    /// Whether contexts of a GPU take turns, or too many ranks share it: kernels may not wait.
+    pub(super) takes_turns: bool,
+    /// Threads that a launch may have; `None` where no GPU is shared.
+    threads: Option<u32>,
+}
+
+impl GpuOffer {
+    pub(super) fn new(context: &Context) -> Result<Self, GpuError> {
+        let device = context.device();
+        let multiprocessors = device.attribute(Attribute::MultiprocessorCount)?;
+        let concurrency = concurrency(context);
+        let of_all = ranks_of_environment()?;
+        // Ranks of other communicators are other processes, unless they have been met.
+        let known = known(device).unwrap_or(Known {
+            ranks: 1,
+            takes_turns: false,
+        });
+        let takes_turns = of_all > 1 && !matches!(concurrency, Concurrency::Mps(..));
+        Ok(Self {
+            uuid: device.uuid()?.0,
+            multiprocessors: u32::try_from(multiprocessors).unwrap_or(0),
+            concurrency,
+            known: Known {
+                ranks: known.ranks.max(of_all),
+                takes_turns: known.takes_turns || takes_turns,
+            },
+        })
+    }
+}
+
+fn ranks_of_environment() -> Result<u32, GpuError> {
+    let Some(text) = doorbell_trust::text_variable(VARIABLE).filter(|text| !text.is_empty()) else {
+        return Ok(1);
+    };
+    let ranks = text.parse().ok().filter(|ranks| (1..=MAX_RANKS).contains(ranks));
+    ranks.ok_or_else(|| GpuError::Refused {
+        what: VARIABLE,
+        reason: format!("{text:?} is no number from 1 to {MAX_RANKS}"),
+    })
+}
+
+fn concurrency(context: &Context) -> Concurrency {
+    /// Of this process, which has one primary context of a GPU, and its other contexts.
+    static PROCESS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    // An older driver does not say: then contexts are taken to have turns.
+    if context.device().has(Attribute::MpsEnabled) {
+        let folder = doorbell_trust::variable("CUDA_MPS_PIPE_DIRECTORY").filter(|folder| !folder.is_empty());
+        let folder = folder.map_or_else(|| PathBuf::from("/tmp/nvidia-mps"), PathBuf::from);
+        if let Ok(about) = fs::metadata(folder) {
+            return Concurrency::Mps(about.dev(), about.ino());
+        }
+    }
+    let mut hasher = PROCESS.build_hasher();
+    if !context.is_primary() {
+        hasher.write_u64(RandomState::new().hash_one(0));
+    }
+    Concurrency::Context(hasher.finish())
+}
+
+/// What earlier communicators of this process have found. Those of some ranks of a GPU learn in
+/// this way of the others.
+static KNOWN: Mutex<Vec<(Device, Known)>> = Mutex::new(Vec::new());
+
+fn known(device: Device) -> Option<Known> {
+    let all = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    all.iter().find(|(of, _)| *of == device).map(|(_, known)| *known)
+}
+
+fn remember(device: Device, found: Known) {
+    let mut all = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    match all.iter_mut().find(|(of, _)| *of == device) {
+        Some((_, known)) => {
+            known.ranks = known.ranks.max(found.ranks);
+            known.takes_turns |= found.takes_turns;
+        }
+        None => all.push((device, found)),
+    }
+}
+
+impl Sharing {
+    /// Of the ranks' GPUs, where they have one. `own` is this rank's.
+    pub(super) fn agree(offers: &[Option<GpuOffer>], own: Option<&Context>) -> Self {
+        let (sharing, by_gpu) = Self::of(offers);
+        if let Some(context) = own
+            && let Ok(uuid) = context.device().uuid()
+            && let Some(found) = by_gpu.get(&uuid.0)
+        {
+            remember(context.device(), *found);
+        }
+        sharing
+    }
+
+    fn of(offers: &[Option<GpuOffer>]) -> (Self, BTreeMap<[u8; 16], Known>) {
+        let mut by_gpu: BTreeMap<[u8; 16], Vec<&GpuOffer>> = BTreeMap::new();
+        for offer in offers.iter().flatten() {
+            by_gpu.entry(offer.uuid).or_default().push(offer);
+        }
+        let found: BTreeMap<_, _> = by_gpu.iter().map(|(uuid, offers)| (*uuid, together(offers))).collect();
+        let shared = || found.iter().filter(|(_, known)| known.ranks > 1);
+        let share = |(uuid, known): (&[u8; 16], &Known)| {
+            let multiprocessors = by_gpu[uuid].iter().map(|offer| offer.multiprocessors).min();
+            multiprocessors.unwrap_or(0) / (known.ranks * CONCURRENT) * BLOCK
+        };
+        let threads = shared().map(share).min();
+        let queues = exchange_queues(offers.len() as u32);
+        let is_too_little = threads.is_some_and(|threads| threads < BLOCK.max(queues * EXCHANGE_THREADS[4]));
+        let sharing = Self {
+            ranks: found.values().map(|known| known.ranks).max().unwrap_or(1),
+            takes_turns: is_too_little || shared().any(|(_, known)| known.takes_turns),
+            threads,
+        };
+        (sharing, found)
+    }
+
+    /// Thread blocks of a launch, at most.
+    pub(super) fn blocks(&self, threads: u32, most: u32) -> u32 {
+        self.threads.map_or(most, |all| most.min(all / threads).max(1))
+    }
+
+    /// Threads of a thread block of sends and receives with this many peers.
+    pub(super) fn exchange_threads(&self, ranks: u32) -> u32 {
+        let [most, .., least] = EXCHANGE_THREADS;
+        let Some(all) = self.threads else { return most };
+        let fits = |threads: &u32| exchange_queues(ranks) * threads <= all;
+        EXCHANGE_THREADS.into_iter().find(fits).unwrap_or(least)
+    }
+}
+
+/// Queues of sends and receives, of which each needs a thread block.
+fn exchange_queues(ranks: u32) -> u32 {
+    2 * ranks.saturating_sub(1).max(1)
+}
+
+/// What the ranks of a GPU know together.
+fn together(offers: &[&GpuOffer]) -> Known {
+    let are_concurrent = offers.windows(2).all(|two| two[0].concurrency == two[1].concurrency);
+    let known = offers.iter().map(|offer| offer.known);
+    Known {
+        ranks: known
+            .clone()
+            .map(|known| known.ranks)
+            .max()
+            .unwrap_or(0)
+            .max(offers.len() as u32),
+        takes_turns: !are_concurrent || known.clone().any(|known| known.takes_turns),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    fn offer(gpu: u8, concurrency: Concurrency) -> Option<GpuOffer> {
+        Some(GpuOffer {
+            uuid: [gpu; 16],
+            multiprocessors: 132,
+            concurrency,
+            known: Known {
+                ranks: 1,
+                takes_turns: false,
+            },
+        })
+    }
+
+    /// Clients of one MPS daemon, on a GPU with as many multiprocessors as an H100.
+    pub(in crate::gpu) fn on_one_gpu(ranks: usize) -> Sharing {
+        Sharing::of(&vec![offer(0, Concurrency::Mps(1, 2)); ranks]).0
+    }
+
+    #[test]
+    fn the_shares_of_two_communicators_fit_one_gpu() {
+        assert_eq!(on_one_gpu(1).blocks(512, 256), 256, "not shared");
+        for ranks in 2..=16 {
+            let sharing = on_one_gpu(ranks as usize);
+            assert!(!sharing.takes_turns, "{ranks}");
+            for threads in [32, 96, 128, 512] {
+                let resident = sharing.blocks(threads, u32::MAX) * threads * ranks * CONCURRENT;
+                assert!(resident <= 132 * BLOCK, "{ranks} ranks, blocks of {threads}");
+            }
+            let threads = sharing.exchange_threads(ranks);
+            assert!(
+                exchange_queues(ranks) * threads * ranks * CONCURRENT <= 132 * BLOCK,
+                "{ranks}"
+            );
+        }
+        assert_eq!(
+            [2, 4, 8, 16].map(|ranks| on_one_gpu(ranks as usize).blocks(512, 128)),
+            [33, 16, 8, 4]
+        );
+    }
+
+    #[test]
+    fn contexts_take_turns_unless_one_process_or_daemon_has_them() {
+        let takes_turns = |offers: &[Option<GpuOffer>]| Sharing::of(offers).0.takes_turns;
+        let [one, other] = [1, 2].map(|context| offer(0, Concurrency::Context(context)));
+        assert!(!takes_turns(&[one, one]), "one process");
+        assert!(takes_turns(&[one, other]), "two processes");
+        assert!(!takes_turns(&[one, offer(1, Concurrency::Context(2))]), "two GPUs");
+        let [first, second] = [3, 4].map(|inode| offer(0, Concurrency::Mps(1, inode)));
+        assert!(!takes_turns(&[first, first]), "one daemon");
+        assert!(
+            takes_turns(&[first, second]) && takes_turns(&[first, one]),
+            "different daemons"
+        );
+        assert!(!takes_turns(&[one, None, None]), "ranks without a GPU");
+    }
+
+    #[test]
+    fn ranks_of_other_communicators_count() {
+        let mut offers = [offer(0, Concurrency::Mps(1, 2)), offer(1, Concurrency::Mps(1, 2))];
+        assert_eq!(Sharing::of(&offers).0.threads, None);
+        offers[1].as_mut().unwrap().known.ranks = 4;
+        let (sharing, _) = Sharing::of(&offers);
+        assert_eq!((sharing.ranks, sharing.blocks(512, 128)), (4, 16));
+        offers[1].as_mut().unwrap().known.takes_turns = true;
+        assert!(Sharing::of(&offers).0.takes_turns);
+    }
+
+    #[test]
+    fn ranks_that_a_small_instance_has_no_room_for_take_turns() {
+        let of = |multiprocessors, ranks| {
+            let mut offer = offer(0, Concurrency::Mps(1, 2));
+            offer.as_mut().unwrap().multiprocessors = multiprocessors;
+            Sharing::of(&vec![offer; ranks]).0
+        };
+        assert!(!of(16, 8).takes_turns, "a block each");
+        assert!(
+            of(16, 16).takes_turns && of(14, 8).takes_turns,
+            "less than a block each"
+        );
+    }
+}
