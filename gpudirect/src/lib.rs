@@ -11,7 +11,9 @@
 //! Refused paths keep the exact reason ([`GpuRegion::refused`]); [`survey()`] tries all of them;
 //! `DOORBELL_GPU_PATH` forces one.
 //!
-//! [`cuda`] is the CUDA driver's contexts, streams and memory. [`stream`] posts in stream order, [`proxy`] for kernels, and [`heap`] is a symmetric heap.
+//! [`cuda`] is the CUDA driver's contexts, streams and memory; the feature `cudarc` takes those of
+//! that crate (`SliceLoan`). [`stream`] posts in stream order, [`proxy`] for kernels, and [`heap`]
+//! is a symmetric heap.
 //!
 //! ```no_run
 //! use doorbell_gpudirect::{Arrivals, GpuMemory, Scope, register};
@@ -40,6 +42,8 @@
 
 mod error;
 pub mod heap;
+#[cfg(feature = "cudarc")]
+mod loan;
 mod memory;
 mod ordering;
 mod path;
@@ -54,6 +58,8 @@ mod words;
 
 pub use doorbell_cuda as cuda;
 pub use error::Error;
+#[cfg(feature = "cudarc")]
+pub use loan::{Lendable, SliceLoan};
 pub use memory::GpuMemory;
 pub use ordering::{Arrivals, Flush, Scope};
 pub use path::{InvalidPath, NoPath, Path, Refusal, Refused};

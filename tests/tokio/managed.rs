@@ -15,7 +15,7 @@ use crate::stream::{random_bytes, small, write_pieces};
 use crate::{LIMIT, Result, run};
 
 /// Of the device, and any port.
-fn address() -> Result<SocketAddr> {
+pub(crate) fn address() -> Result<SocketAddr> {
     let gid = doorbell::open("soft0")?.default_gid(1)?.gid;
     Ok(SocketAddr::new(gid.to_ip(), 0))
 }

@@ -8,7 +8,7 @@ use doorbell::{CompletionStatus, Local, PeerAll, ProtectionDomain, Remote, Succe
 use doorbell_test::Context;
 use doorbell_tokio::{AsyncQueuePair, OperationError};
 
-use crate::{LIMIT, Result, cancelled, run};
+use crate::{LIMIT, Result, cancelled, dropped_at, run};
 
 type End = (AsyncQueuePair, Vec<u8>);
 
@@ -101,70 +101,71 @@ fn many_tasks_use_one_queue_pair(a: Context, b: Context) -> Result {
     })
 }
 
-/// 600 of them, operations and receives, each after 0 to 6 polls. At the end their buffers are
-/// free; each has had its effect, so that none was free before.
-#[doorbell_test::test(drop = 0.02, seed = 5)]
-fn operations_dropped_at_any_point_free_their_buffers_in_the_end(a: Context, b: Context) -> Result {
-    const ROUNDS: usize = 400;
+/// An operation of each kind for each of its points: before its first poll, after each of the 200
+/// for which it does not sleep, and asleep. At the end their buffers are free; each has had its
+/// effect, so that none was free before.
+pub(crate) async fn operations_dropped_at_every_point(a: &doorbell::Context, b: &doorbell::Context) -> Result {
+    const KINDS: usize = 8;
+    const POINTS: usize = 202;
     const LEN: usize = 1024;
-    run(async {
-        let (pd, there) = (a.protection_domain()?, b.protection_domain()?);
-        let memory = there.register(vec![0; ROUNDS * LEN], PeerAll)?;
-        let ((left, data), (right, _)) = pair(&pd, &there, [b"", &memory.remote().to_bytes()]).await?;
-        let remote = Remote::<doorbell::AllAccess>::from_bytes(&data)?;
-        let bytes: Vec<_> = (0..=ROUNDS).flat_map(|round| [round as u8 | 1; LEN]).collect();
-        let whole = pd.register(bytes, Local)?;
-        let mut buffers: VecDeque<_> = whole.chunks(LEN).collect();
-        for (round, target) in remote.chunks(LEN as u64).enumerate() {
-            let times = (round / 8 % 7) as u32;
-            let buffer = buffers.pop_front().ok_or("no buffer")?;
-            match round % 8 {
-                0 => drop(cancelled(left.write(buffer, target), times).await),
-                1 => drop(cancelled(left.read(buffer, target), times).await),
-                2 => {
-                    let word = left.register(vec![0; 8])?.into_word().map_err(|_| "no word")?;
-                    let at = target.word(0).ok_or("no word")?;
-                    drop(cancelled(left.fetch_add(word, at, 1), times).await);
-                }
-                3 => {
-                    let word = left.register(vec![0; 8])?.into_word().map_err(|_| "no word")?;
-                    let at = target.word(0).ok_or("no word")?;
-                    drop(cancelled(left.compare_swap(word, at, 0, 2), times).await);
-                }
-                kind => {
-                    let receive = right.receive(right.register(vec![0; LEN])?);
-                    match kind {
-                        4 => drop(cancelled(left.send(buffer), times).await),
-                        5 => drop(cancelled(left.send_inline(&buffer[..8]), times).await),
-                        _ => drop(cancelled(left.write_imm(buffer, target, 0), times).await),
-                    }
-                    drop(cancelled(receive, times % 5).await);
-                }
+    let (pd, there) = (a.protection_domain()?, b.protection_domain()?);
+    let memory = there.register(vec![0; KINDS * POINTS * LEN], PeerAll)?;
+    let ((left, data), (right, _)) = pair(&pd, &there, [b"", &memory.remote().to_bytes()]).await?;
+    let remote = Remote::<doorbell::AllAccess>::from_bytes(&data)?;
+    let bytes: Vec<_> = (0..=KINDS * POINTS).flat_map(|round| [round as u8 | 1; LEN]).collect();
+    let whole = pd.register(bytes, Local)?;
+    let mut buffers: VecDeque<_> = whole.chunks(LEN).collect();
+    let mut dropped = [0; KINDS];
+    for (round, target) in remote.chunks(LEN as u64).enumerate() {
+        let (kind, points) = (round % KINDS, (round / KINDS) as u32);
+        let buffer = buffers.pop_front().ok_or("no buffer")?;
+        let at = target.word(0).ok_or("no word")?;
+        let word = || Result::Ok(left.register(vec![0; 8])?.into_word().map_err(|_| "no word")?);
+        let receive = || Result::Ok(right.receive(right.register(vec![0; LEN])?));
+        let ended = match kind {
+            0 => dropped_at(left.write(buffer, target), points).await.is_some(),
+            1 => dropped_at(left.read(buffer, target), points).await.is_some(),
+            2 => dropped_at(left.fetch_add(word()?, at, 1), points).await.is_some(),
+            3 => dropped_at(left.compare_swap(word()?, at, 0, 2), points).await.is_some(),
+            4 => {
+                let ended = dropped_at(receive()?, points).await.is_some();
+                // Its message comes when it is gone, and this after all that is in flight.
+                left.send(buffer).await?;
+                ended
             }
-            if round % 32 == 31 {
-                // The queues have room again.
-                left.read(left.register(vec![0; 8])?, target).await?;
+            _ => {
+                let receive = receive()?;
+                let ended = match kind {
+                    5 => dropped_at(left.send(buffer), points).await.is_some(),
+                    6 => dropped_at(left.send_inline(&buffer[..8]), points).await.is_some(),
+                    _ => dropped_at(left.write_imm(buffer, target, 0), points).await.is_some(),
+                };
+                drop(cancelled(receive, points % 5).await);
+                ended
             }
+        };
+        dropped[kind] += usize::from(!ended);
+    }
+    // Completes after all others.
+    left.read(left.register(vec![0; 8])?, remote).await?;
+    // The region's last buffer is the one that was kept.
+    let kept = buffers.pop_front().ok_or("no buffer")?;
+    kept.into_memory().map_err(|_| "a buffer is still lent")?;
+    for round in 0..KINDS * POINTS {
+        let mut found = [0; LEN];
+        memory.read_at(round * LEN, &mut found);
+        let mut expected = [0; LEN];
+        match round % KINDS {
+            0 | 7 => expected = [round as u8 | 1; LEN],
+            2 => expected[..8].copy_from_slice(&1_u64.to_ne_bytes()),
+            3 => expected[..8].copy_from_slice(&2_u64.to_ne_bytes()),
+            _ => {}
         }
-        // Completes after all others.
-        left.read(left.register(vec![0; 8])?, remote).await?;
-        // The region's last buffer is the one that was kept.
-        let kept = buffers.pop_front().ok_or("no buffer")?;
-        kept.into_memory().map_err(|_| "a buffer is still lent")?;
-        for round in 0..ROUNDS {
-            let mut found = [0; LEN];
-            memory.read_at(round * LEN, &mut found);
-            let mut expected = [0; LEN];
-            match round % 8 {
-                0 | 6 | 7 => expected = [round as u8 | 1; LEN],
-                2 => expected[..8].copy_from_slice(&1_u64.to_ne_bytes()),
-                3 => expected[..8].copy_from_slice(&2_u64.to_ne_bytes()),
-                _ => {}
-            }
-            assert!(found == expected, "round {round}");
-        }
-        Ok(())
-    })
+        assert!(found == expected, "round {round}");
+    }
+    println!("dropped: {dropped:?}");
+    assert_eq!(dropped[4], POINTS, "a receive without a message has ended");
+    Ok(())
 }
 
 #[doorbell_test::test]

@@ -3,6 +3,7 @@
 //! All but the modules excluded below runs under Miri too (`cargo xtask sanitize miri`), with the
 //! provenance of registered memory exposed: devices know memory by number.
 
+mod abandoned;
 mod alias;
 mod allocation;
 mod basics;

@@ -144,6 +144,15 @@ pub enum Error {
         /// The stream's.
         stream: usize,
     },
+    /// A context of the crate `cudarc` that is not the one of this crate's driver and device.
+    #[cfg(feature = "cudarc")]
+    #[error(
+        "this context of cudarc is not the primary one of GPU {ordinal} in this driver: make it by CudaContext::new, and let both crates load one libcuda.so"
+    )]
+    OtherContext {
+        /// The device.
+        ordinal: usize,
+    },
     /// The stream is already being captured.
     #[error("the stream is already being captured: it can be in one capture at a time")]
     Capturing,

@@ -53,6 +53,8 @@ mod error;
 mod event;
 mod follower;
 mod graph;
+#[cfg(feature = "cudarc")]
+mod interop;
 mod kernels;
 mod memop;
 mod memory;

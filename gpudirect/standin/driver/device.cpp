@@ -84,6 +84,7 @@ EXPORT cuDeviceGetAttribute(int *value, int attribute, int) {
         // Minor compute capability, MPS.
         case 76: case 133: *value = 0; return OK;
         case 97: *value = 200 << 10; return OK;
+        case 115: *value = 0; return OK;
         case 117: *value = 1; return OK;
         case 118: *value = 100; return OK;
         // Cooperative launch, VMM, GPUDirect RDMA, 64-bit memory operations, dma-buf, event IPC.

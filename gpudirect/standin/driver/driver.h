@@ -263,6 +263,8 @@ Status put(Stream &stream, Work work);
 Status perform(Held &held, const Work &work);
 // Waits until an event has completed this many times, for a stream or for the program.
 Status wait_for(Held &held, const SharedPassage &passage, uint64_t time, Stream *by);
+// Whether devices may access it later.
+bool is_pinned(Address host);
 // Waits for a stream's current work; returns its error since the last call.
 Status finish(Held &held, Stream &stream);
 // The same for all streams of a device.

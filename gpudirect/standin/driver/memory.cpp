@@ -88,6 +88,10 @@ Mapping *mapping_of(Address address) {
     return lookup(mappings, address);
 }
 
+bool is_pinned(Address host) {
+    return lookup(hosts, host) != nullptr;
+}
+
 size_t used(int device) {
     size_t bytes = 0;
     for (auto &[_, mapping] : mappings) {

@@ -341,6 +341,10 @@ EXPORT cuStreamCreateWithPriority(Stream **stream, unsigned flags, int) {
     return OK;
 }
 
+EXPORT cuStreamCreate(Stream **stream, unsigned flags) {
+    return cuStreamCreateWithPriority(stream, flags, 0);
+}
+
 // Does not wait: enqueued work is executed as usual.
 EXPORT cuStreamDestroy_v2(Stream *stream) {
     ENTER;
@@ -483,6 +487,11 @@ Status copy(Stream *stream, Address to, Address from, size_t bytes) {
     return put(*stream, std::move(work));
 }
 
+// A copy of pageable memory is done when its call returns.
+Status finish_pageable(Held &held, Stream &stream, Address host) {
+    return is_pinned(host) || stream.capture ? OK : finish(held, stream);
+}
+
 }  // namespace
 
 EXPORT cuStreamWriteValue32_v2(Stream *stream, Address at, uint32_t value, unsigned flags) {
@@ -507,12 +516,16 @@ EXPORT cuStreamWaitValue64_v2(Stream *stream, Address at, uint64_t value, unsign
 
 EXPORT cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t bytes, Stream *stream) {
     ENTER;
-    return copy(stream, to, reinterpret_cast<Address>(from), bytes);
+    const auto host = reinterpret_cast<Address>(from);
+    const Status status = copy(stream, to, host, bytes);
+    return status ? status : finish_pageable(held, *stream, host);
 }
 
 EXPORT cuMemcpyDtoHAsync_v2(void *to, Address from, size_t bytes, Stream *stream) {
     ENTER;
-    return copy(stream, reinterpret_cast<Address>(to), from, bytes);
+    const auto host = reinterpret_cast<Address>(to);
+    const Status status = copy(stream, host, from, bytes);
+    return status ? status : finish_pageable(held, *stream, host);
 }
 
 EXPORT cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Stream *stream) {

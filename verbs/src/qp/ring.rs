@@ -13,6 +13,8 @@
 
 use core::ptr::NonNull;
 
+use crossbeam_utils::CachePadded;
+
 use crate::memory::{Buffers, RangePtr};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, HandoffCell, Ordering};
 use crate::types::Qpn;
@@ -30,10 +32,6 @@ pub enum QueueKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct QpId(pub(crate) u64);
 
-/// Two cache lines (adjacent-line prefetcher), against false sharing of poster and poller.
-#[repr(align(128))]
-struct CachePadded<T>(T);
-
 /// Holds the buffers of one request, if it has any.
 pub(crate) type Slot = HandoffCell<Option<RangePtr>>;
 
@@ -47,7 +45,7 @@ pub(crate) struct Ring {
     qp: AtomicU64,
     /// Whether its receives are datagrams, after a GRH. Set before the queue pair is used.
     datagrams: AtomicBool,
-    /// Requests posted so far. Written by the poster.
+    /// Requests posted so far. Written by the poster, thus not in a cache line with `tail`.
     head: CachePadded<AtomicU64>,
     /// Requests retired so far. Written by the poller.
     tail: CachePadded<AtomicU64>,
@@ -71,8 +69,8 @@ impl Ring {
             qpn: AtomicU32::new(0),
             qp: AtomicU64::new(0),
             datagrams: AtomicBool::new(false),
-            head: CachePadded(AtomicU64::new(0)),
-            tail: CachePadded(AtomicU64::new(0)),
+            head: CachePadded::new(AtomicU64::new(0)),
+            tail: CachePadded::new(AtomicU64::new(0)),
         }
     }
 
@@ -115,20 +113,20 @@ impl Ring {
 
     /// Requests posted so far, for any thread.
     pub(crate) fn posted(&self) -> u64 {
-        self.head.0.load(Ordering::Acquire)
+        self.head.load(Ordering::Acquire)
     }
 
     /// Requests in flight, for either party; the other may be changing it.
     pub(crate) fn in_flight(&self) -> u32 {
-        let tail = self.tail.0.load(Ordering::Acquire);
+        let tail = self.tail.load(Ordering::Acquire);
         // At most `depth`: a head before its last store can't lie before a tail read earlier.
-        self.head.0.load(Ordering::Acquire).saturating_sub(tail) as u32
+        self.head.load(Ordering::Acquire).saturating_sub(tail) as u32
     }
 
     /// Poster: requests retired so far. The slots of earlier positions are the poster's again.
     #[inline(always)]
     pub(crate) fn retired(&self) -> u64 {
-        self.tail.0.load(Ordering::Acquire)
+        self.tail.load(Ordering::Acquire)
     }
 
     /// Poster: the slots, for buffers at positions `head..tail + depth`.
@@ -153,25 +151,25 @@ impl Ring {
     /// Poster: publishes requests below `head`, before the doorbell; or withdraws rejected ones.
     #[inline(always)]
     pub(crate) fn publish(&self, head: u64) {
-        self.head.0.store(head, Ordering::Release);
+        self.head.store(head, Ordering::Release);
     }
 
     /// Poster: [`publish`](Self::publish)es one more request.
     #[inline(always)]
     pub(crate) fn publish_one(&self) {
         // No read-modify-write: the poster is the only writer.
-        self.publish(self.head.0.load(Ordering::Relaxed) + 1);
+        self.publish(self.head.load(Ordering::Relaxed) + 1);
     }
 
     #[inline(always)]
     pub(crate) fn head(&self) -> u64 {
-        self.head.0.load(Ordering::Relaxed)
+        self.head.load(Ordering::Relaxed)
     }
 
     /// Poller: the position retired next.
     #[inline(always)]
     pub(crate) fn tail(&self) -> u64 {
-        self.tail.0.load(Ordering::Relaxed)
+        self.tail.load(Ordering::Relaxed)
     }
 
     #[inline(always)]
@@ -183,7 +181,7 @@ impl Ring {
     #[inline(always)]
     pub(crate) fn is_in_flight(&self, position: u64) -> bool {
         // Acquire: what the poster put in the slots is visible.
-        position < self.head.0.load(Ordering::Acquire)
+        position < self.head.load(Ordering::Acquire)
     }
 
     /// Poller: how many requests before its own the completion of this slot retires, from `tail`
@@ -198,7 +196,7 @@ impl Ring {
     #[inline(always)]
     pub(crate) fn from(&self, position: u64) -> (*const Slot, u64) {
         // Acquire: what the poster put in the slots is visible.
-        let in_flight = self.head.0.load(Ordering::Acquire).saturating_sub(position);
+        let in_flight = self.head.load(Ordering::Acquire).saturating_sub(position);
         // Derived from the pointer to all slots, as the caller advances to later ones.
         (
             self.slots.as_ptr().wrapping_add(self.slot_of(position) as usize),
@@ -219,7 +217,7 @@ impl Ring {
     /// Poller: gives the slots below `tail` back to the poster.
     #[inline(always)]
     pub(crate) fn retire(&self, tail: u64) {
-        self.tail.0.store(tail, Ordering::Release);
+        self.tail.store(tail, Ordering::Release);
     }
 
     /// Poller: [`retire`](Self::retire)s one more slot; as the only writer, not atomic as a whole.

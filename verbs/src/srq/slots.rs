@@ -12,6 +12,8 @@
 
 use std::sync::Arc;
 
+use crossbeam_utils::CachePadded;
+
 use crate::memory::{Buffers, RangePtr};
 use crate::qp::{QueueKind, Ring};
 use crate::sync::{AtomicBool, AtomicU32, HandoffCell, Ordering};
@@ -81,10 +83,6 @@ impl Drop for Slots {
     }
 }
 
-/// Padded to its own pair of cache lines against false sharing, as in `qp/ring.rs`.
-#[repr(align(128))]
-struct CachePadded<T>(T);
-
 /// The slots that the poller of one completion queue has emptied, on their way back to the poster.
 pub(crate) struct ReturnRing {
     /// The shared receive queue's key: the upper half of its requests' `wr_id`.
@@ -107,8 +105,8 @@ impl ReturnRing {
             key,
             slots,
             entries: (0..entries).map(|_| AtomicU32::new(0)).collect(),
-            pushed: CachePadded(AtomicU32::new(0)),
-            popped: CachePadded(AtomicU32::new(0)),
+            pushed: CachePadded::new(AtomicU32::new(0)),
+            popped: CachePadded::new(AtomicU32::new(0)),
             unknown_qp: Ring::new(0, QueueKind::Receive, 0),
         }
     }
@@ -129,20 +127,20 @@ impl ReturnRing {
         // SAFETY: the device reported only here that the request is done (ibv_post_srq_recv(3)).
         let buffers = unsafe { self.slots.take(slot) }?;
         // Never full: no slot is in here twice.
-        let at = self.pushed.0.load(Ordering::Relaxed);
+        let at = self.pushed.load(Ordering::Relaxed);
         self.entry(at).store(slot, Ordering::Relaxed);
         // Release: the poster may refill the slot now that it is empty.
-        self.pushed.0.store(at.wrapping_add(1), Ordering::Release);
+        self.pushed.store(at.wrapping_add(1), Ordering::Release);
         Some(buffers)
     }
 
     pub(super) fn pop(&self) -> Option<u32> {
-        let at = self.popped.0.load(Ordering::Relaxed);
-        if at == self.pushed.0.load(Ordering::Acquire) {
+        let at = self.popped.load(Ordering::Relaxed);
+        if at == self.pushed.load(Ordering::Acquire) {
             return None;
         }
         let slot = self.entry(at).load(Ordering::Relaxed);
-        self.popped.0.store(at.wrapping_add(1), Ordering::Relaxed);
+        self.popped.store(at.wrapping_add(1), Ordering::Relaxed);
         Some(slot)
     }
 

@@ -10,6 +10,7 @@ mod process;
 #[cfg(test)]
 mod tests;
 
+use crossbeam_utils::CachePadded;
 use doorbell_roce_proto::{Instant as LinkTime, icrc::crc32};
 use doorbell_softroce::OpenError;
 use doorbell_softroce::links::udp::{BindError, Envelope, Link, MAX_RUN, RxBatch, TxBatch};
@@ -118,10 +119,6 @@ pub fn memcpy_repeated(duration: Duration, block: usize) -> Bandwidth {
     }
 }
 
-/// A flag on cache lines of its own (two: the prefetcher fetches pairs).
-#[repr(align(128))]
-struct Flag(AtomicU64);
-
 /// Two threads that busy-poll shared memory and exchange a counter: the core-to-core latency. The
 /// median over groups of round trips, so that preemption of a thread does not count.
 ///
@@ -133,16 +130,16 @@ pub fn shm_pingpong(duration: Duration) -> Result<Latency, LimitError> {
     if thread::available_parallelism()?.get() < 2 {
         return Err(LimitError::OneCpu);
     }
-    let (ping, pong) = (Flag(AtomicU64::new(0)), Flag(AtomicU64::new(0)));
+    let (ping, pong) = (CachePadded::new(AtomicU64::new(0)), CachePadded::new(AtomicU64::new(0)));
     let mut groups = thread::scope(|scope| {
         let echo = || {
             let mut last = 0;
             while last != END {
-                let seen = ping.0.load(Ordering::Acquire);
+                let seen = ping.load(Ordering::Acquire);
                 if seen == last {
                     spin_loop();
                 } else {
-                    pong.0.store(seen, Ordering::Release);
+                    pong.store(seen, Ordering::Release);
                     last = seen;
                 }
             }
@@ -155,14 +152,14 @@ pub fn shm_pingpong(duration: Duration) -> Result<Latency, LimitError> {
             let group = Instant::now();
             for _ in 0..GROUP {
                 round += 1;
-                ping.0.store(round, Ordering::Release);
-                while pong.0.load(Ordering::Acquire) != round {
+                ping.store(round, Ordering::Release);
+                while pong.load(Ordering::Acquire) != round {
                     spin_loop();
                 }
             }
             groups.push(group.elapsed());
         }
-        ping.0.store(END, Ordering::Release);
+        ping.store(END, Ordering::Release);
         io::Result::Ok(groups)
     })?;
     groups.sort_unstable();
