@@ -223,8 +223,8 @@ typedef struct doorbell_device doorbell_device;
 typedef struct doorbell_listener doorbell_listener;
 
 /**
- * Registered memory, for connections of its device, or for operations of its communicator. Ended by
- * doorbell_free().
+ * Registered memory, for connections of its device, or for operations of its communicator. Ended
+ * by doorbell_free().
  */
 typedef struct doorbell_memory doorbell_memory;
 

@@ -491,8 +491,8 @@ unsafe fn reduce_scatter<T: Element>(
 ) -> Result<(), Failure> {
     let all = of_all(count, comm)?;
     let own = input.cast::<T>().wrapping_add(count * comm.rank().index());
-    // SAFETY: so many elements each, which nothing else uses; unless it is in place, where one slice
-    // is of both, the output is none of the input's.
+    // SAFETY: so many elements each, which nothing else uses; unless it is in place, where one
+    // slice is of both, the output is none of the input's.
     unsafe {
         if core::ptr::eq(own, output.cast()) {
             let data = elements_mut::<T>(input.cast_mut(), all, "input")?;

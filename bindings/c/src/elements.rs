@@ -72,8 +72,8 @@ pub(crate) unsafe fn elements_mut<'a, T: Element>(
         return Ok(&mut []);
     }
     check::<T>(data, count, name)?;
-    // SAFETY: not null, aligned and not too long; that many elements, which nothing else uses during
-    // `'a`, and of which all bits are values.
+    // SAFETY: not null, aligned and not too long; that many elements, which nothing else uses
+    // during `'a`, and of which all bits are values.
     Ok(unsafe { core::slice::from_raw_parts_mut(data.cast(), count) })
 }
 

@@ -38,8 +38,8 @@ pub struct doorbell_key {
     pub bytes: [u8; 24],
 }
 
-/// Registered memory, for connections of its device, or for operations of its communicator. Ended by
-/// doorbell_free().
+/// Registered memory, for connections of its device, or for operations of its communicator. Ended
+/// by doorbell_free().
 pub struct doorbell_memory {
     pub(crate) region: Arc<Region>,
 }
