@@ -223,7 +223,8 @@ typedef struct doorbell_device doorbell_device;
 typedef struct doorbell_listener doorbell_listener;
 
 /**
- * Registered memory, for connections of its device. Ended by doorbell_free().
+ * Registered memory, for connections of its device, or for operations of its communicator. Ended
+ * by doorbell_free().
  */
 typedef struct doorbell_memory doorbell_memory;
 
@@ -329,13 +330,14 @@ doorbell_status doorbell_register(const doorbell_device *device,
 void *doorbell_address(const doorbell_memory *memory);
 
 /**
- * Stores the key of memory, for peers. DOORBELL_INVALID_ARGUMENT if it is DOORBELL_LOCAL.
+ * Stores the key of memory, for peers. DOORBELL_INVALID_ARGUMENT if it is DOORBELL_LOCAL or a
+ * communicator's.
  */
 doorbell_status doorbell_get_key(const doorbell_memory *memory, doorbell_key *key);
 
 /**
- * Ends the handle of memory. It is deregistered, and freed if doorbell_alloc() has allocated it,
- * when no receive is posted in it any more.
+ * Ends the handle of memory. It is deregistered, and freed if doorbell_alloc() or
+ * doorbell_comm_alloc() has allocated it, when no receive is posted in it any more.
  */
 doorbell_status doorbell_free(doorbell_memory *memory);
 
@@ -497,6 +499,18 @@ uint32_t doorbell_comm_rank(const doorbell_comm *comm);
  * The number of ranks; 0 of NULL.
  */
 uint32_t doorbell_comm_size(const doorbell_comm *comm);
+
+/**
+ * Allocates and registers memory of this length for operations of the communicator, initially zero
+ * and aligned for every type. Operations whose input and output are in it, anywhere, copy nothing;
+ * others copy through memory of the communicator. It is no connection's, and may be used after the
+ * communicator has ended.
+ *
+ * DOORBELL_NO_MEMORY if there is none, or the limit of locked memory (ulimit -l) is reached.
+ */
+doorbell_status doorbell_comm_alloc(const doorbell_comm *comm,
+                                    size_t length,
+                                    doorbell_memory **memory);
 
 /**
  * Whether and why the communicator has failed: DOORBELL_OK if it has not. Otherwise the status and

@@ -1,12 +1,14 @@
 //! The Python package over its extension module: the tests of bindings/python/tests, by Python's
-//! own unittest. A test that needs what this Python lacks is skipped there, with the reason.
+//! own unittest. A test that needs what this Python lacks is skipped there, with the reason;
+//! `cargo xtask python` brings it.
 
+use std::env;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use doorbell_tests::built;
+use doorbell_tests::{built, environment};
 use tempfile::TempDir;
 
 /// The first that has NumPy, else the first that there is.
@@ -44,17 +46,33 @@ fn package() -> TempDir {
     folder
 }
 
+/// Python in the folder of the tests, with the package beside what it imports otherwise.
+fn with(python: &str, package: &TempDir) -> Command {
+    let inherited = env::var_os("PYTHONPATH");
+    let others = inherited.iter().flat_map(env::split_paths);
+    let paths = [package.path().to_owned()].into_iter().chain(others);
+    let mut command = Command::new(python);
+    command
+        .current_dir(Path::new(BINDINGS).join("tests"))
+        .env(
+            "PYTHONPATH",
+            env::join_paths(paths).expect("no colon is in a temporary folder's name"),
+        )
+        .env("PYTHONDONTWRITEBYTECODE", "1");
+    if let Some(libraries) = env::var_os("DOORBELL_TEST_CUDA_LIBRARIES") {
+        command.env("LD_LIBRARY_PATH", libraries);
+    }
+    command
+}
+
 fn passes(module: &str) {
     let Some(python) = python() else {
         println!("skipped: there is no Python 3.9");
         return;
     };
     let package = package();
-    let output = Command::new(python)
+    let output = with(python, &package)
         .args(["-m", "unittest", "-v", module])
-        .current_dir(Path::new(BINDINGS).join("tests"))
-        .env("PYTHONPATH", package.path())
-        .env("PYTHONDONTWRITEBYTECODE", "1")
         .output()
         .expect("Python runs");
     let said = String::from_utf8_lossy(&output.stderr);
@@ -97,4 +115,35 @@ fn run() {
 #[test]
 fn torch() {
     passes("test_torch");
+}
+
+/// PyTorch's own tests of torch.distributed, on its backend and then, all of them, on gloo.
+#[test]
+fn pytorch() {
+    // Of which version it is known what passes.
+    let version = "import torch, expecttest, numpy; assert torch.__version__.startswith('2.15.')";
+    let package = package();
+    let Some(python) = python().filter(|python| {
+        with(python, &package)
+            .args(["-c", version])
+            .output()
+            .is_ok_and(|output| output.status.success())
+    }) else {
+        println!("skipped: there is no PyTorch 2.15 with what its tests need");
+        return;
+    };
+    let runs: &[&[&str]] = match environment::is_whole() {
+        true => &[&["--full"], &["--full", "--backend", "gloo"]],
+        false => &[&[]],
+    };
+    for arguments in runs {
+        let status = with(python, &package)
+            .arg("pytorch.py")
+            .args(*arguments)
+            // A device of its own.
+            .env("DOORBELL_DEVICE", "soft?address=127.83.0.1")
+            .status()
+            .expect("Python runs");
+        assert!(status.success(), "pytorch.py {arguments:?}: {status}");
+    }
 }

@@ -12,6 +12,7 @@ mod kernels;
 mod peers;
 mod pip;
 mod platforms;
+mod python;
 mod sanitize;
 mod setup;
 mod soak;
@@ -41,6 +42,7 @@ Commands:
   kernels          build the GPU's reduction kernels and their report
   miri             test under Miri alone
   peers            measure the device beside other libraries
+  python           run the tests of the Python package that need packages from PyPI
   sanitize         test under sanitizers, valgrind, loom and Miri
   soak             run processes on one address with kills, stops and faults for a time
   tidy             check the sources for what rustfmt and clippy do not
@@ -72,6 +74,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<u8> {
         Some(Value(command)) if command == "kernels" => kernels::main(arguments),
         Some(Value(command)) if command == "miri" => sanitize::miri(arguments),
         Some(Value(command)) if command == "peers" => peers::main(arguments),
+        Some(Value(command)) if command == "python" => python::main(arguments),
         Some(Value(command)) if command == "sanitize" => sanitize::main(arguments),
         Some(Value(command)) if command == "soak" => soak::main(arguments),
         Some(Value(command)) if command == "tidy" => tidy::main(arguments),

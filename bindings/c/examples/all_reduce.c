@@ -27,7 +27,13 @@ int main(int argc, char **argv) {
     /* NULL: the secret is that of DOORBELL_SECRET. */
     check(doorbell_comm_create(device, rank, ranks, argv[3], NULL, 10000, &comm));
 
-    float gradients[4] = {1, 2, 3, (float)rank};
+    /* Any memory will do; that of the communicator is not copied. */
+    doorbell_memory *memory;
+    check(doorbell_comm_alloc(comm, 4 * sizeof(float), &memory));
+    float *gradients = doorbell_address(memory);
+    for (uint32_t i = 0; i < 4; i++) {
+        gradients[i] = (float)(i < 3 ? i + 1 : rank);
+    }
     doorbell_all_reduce(comm, gradients, gradients, 4, DOORBELL_FLOAT32, DOORBELL_SUM);
     int64_t culprit;
     if (doorbell_comm_failure(comm, &culprit) != DOORBELL_OK) {
@@ -37,6 +43,7 @@ int main(int argc, char **argv) {
     printf("rank %u of %u: %g %g %g %g\n", doorbell_comm_rank(comm), doorbell_comm_size(comm), gradients[0],
            gradients[1], gradients[2], gradients[3]);
 
+    check(doorbell_free(memory));
     check(doorbell_comm_destroy(comm));
     return doorbell_close(device);
 }

@@ -13,14 +13,14 @@ type Checked<T> = Result<T, Failure>;
 /// # Safety
 /// Null, or a handle that is not ended during `'a`.
 pub(crate) unsafe fn object<'a, T>(handle: *const T, name: &str) -> Checked<&'a T> {
-    // SAFETY: by contract.
+    // SAFETY: null, or a handle that `store` has made and that is not ended during `'a`.
     unsafe { handle.as_ref() }.ok_or_else(|| is_null(name))
 }
 
 /// # Safety
 /// Null, or a string that ends with a NUL and does not change during `'a`.
 pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Checked<&'a str> {
-    // SAFETY: by contract.
+    // SAFETY: null, or a string that ends with a NUL and does not change during `'a`.
     unsafe { optional_text(text, name) }?.ok_or_else(|| is_null(name))
 }
 
@@ -30,7 +30,7 @@ pub(crate) unsafe fn optional_text<'a>(text: *const c_char, name: &str) -> Check
     if text.is_null() {
         return Ok(None);
     }
-    // SAFETY: not null, the rest by contract.
+    // SAFETY: not null, so a string that ends with a NUL and does not change during `'a`.
     let text = unsafe { CStr::from_ptr(text) }.to_str();
     text.map(Some)
         .map_err(|error| Failure::invalid(format!("{name} is not UTF-8: {error}")))
@@ -41,7 +41,7 @@ pub(crate) unsafe fn optional_text<'a>(text: *const c_char, name: &str) -> Check
 /// # Safety
 /// Null, or memory for a `T` that nothing else uses during `'a`.
 pub(crate) unsafe fn result<'a, T>(place: *mut T, name: &str) -> Checked<&'a mut MaybeUninit<T>> {
-    // SAFETY: by contract.
+    // SAFETY: null, or memory for a `T`, written or not, that nothing else uses during `'a`.
     unsafe { place.cast::<MaybeUninit<T>>().as_mut() }.ok_or_else(|| is_null(name))
 }
 
@@ -50,7 +50,7 @@ pub(crate) unsafe fn result<'a, T>(place: *mut T, name: &str) -> Checked<&'a mut
 /// # Safety
 /// As of [`result`].
 pub(crate) unsafe fn store<T>(place: *mut *mut T, name: &str, make: impl FnOnce() -> Checked<T>) -> Checked<()> {
-    // SAFETY: by contract.
+    // SAFETY: null, or memory for a handle that nothing else uses during this call.
     let place = unsafe { result(place, name) }?;
     let handle = place.write(core::ptr::null_mut());
     *handle = Box::into_raw(Box::new(make()?));
@@ -62,7 +62,7 @@ pub(crate) unsafe fn store<T>(place: *mut *mut T, name: &str, make: impl FnOnce(
 /// # Safety
 /// Null, or a handle of [`store`] that is not used after this.
 pub(crate) unsafe fn end<T>(handle: *mut T) -> Option<Box<T>> {
-    // SAFETY: not null, so a box's, by contract.
+    // SAFETY: not null, so the pointer of `store`'s box, which nothing uses any more.
     (!handle.is_null()).then(|| unsafe { Box::from_raw(handle) })
 }
 

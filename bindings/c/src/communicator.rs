@@ -3,6 +3,7 @@
 use core::ffi::{c_char, c_void};
 use core::mem::MaybeUninit;
 use core::time::Duration;
+use std::sync::Arc;
 use std::time::Instant;
 
 use doorbell::collectives::bootstrap::{self, Launch, Launcher, RendezvousPoint, Secret};
@@ -10,7 +11,8 @@ use doorbell::collectives::{CollectiveError, Communicator, Element, Options, Ran
 
 use crate::argument::{end, number, object, optional_text, result, store, text, timeout};
 use crate::device::doorbell_device;
-use crate::elements::{OfType, apart, bytes, elements, elements_mut, of_all, of_type};
+use crate::elements::{apart, bytes, elements, elements_mut, of_all, typed};
+use crate::memory::{Region, doorbell_memory};
 use crate::status::{Failure, doorbell_status, run};
 
 /// The type of an element. The values are NCCL's.
@@ -96,7 +98,7 @@ pub unsafe extern "C" fn doorbell_comm_create(
     let make = || {
         // SAFETY: a string or null, by contract.
         let (host, port) = host_and_port(unsafe { text(address, "address") }?)?;
-        // SAFETY: as above.
+        // SAFETY: a string or null, by contract.
         let secret = secret_of(unsafe { optional_text(secret, "secret") }?, port)?;
         let launch = Launch {
             launcher: Launcher::Doorbell,
@@ -193,6 +195,30 @@ pub unsafe extern "C" fn doorbell_comm_size(comm: *const doorbell_comm) -> u32 {
     unsafe { object(comm, "comm") }.map_or(0, |comm| comm.comm.size())
 }
 
+/// Allocates and registers memory of this length for operations of the communicator, initially zero
+/// and aligned for every type. Operations whose input and output are in it, anywhere, copy nothing;
+/// others copy through memory of the communicator. It is no connection's, and may be used after the
+/// communicator has ended.
+///
+/// DOORBELL_NO_MEMORY if there is none, or the limit of locked memory (ulimit -l) is reached.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_comm_alloc(
+    comm: *const doorbell_comm,
+    length: usize,
+    memory: *mut *mut doorbell_memory,
+) -> doorbell_status {
+    let make = || {
+        // SAFETY: a handle or null, by contract.
+        let comm = &unsafe { object(comm, "comm") }?.comm;
+        let region = Region::of_communicator(comm.alloc(length)?);
+        Ok(doorbell_memory {
+            region: Arc::new(region),
+        })
+    };
+    // SAFETY: the caller's place for a handle, by contract.
+    run(|| unsafe { store(memory, "memory", make) })
+}
+
 /// Whether and why the communicator has failed: DOORBELL_OK if it has not. Otherwise the status and
 /// doorbell_last_error() are those of the failure, and rank, unless it is NULL, is the rank to
 /// blame, or -1 where that is not known.
@@ -267,16 +293,8 @@ pub unsafe extern "C" fn doorbell_all_reduce(
         // SAFETY: a handle or null, by contract.
         let comm = &unsafe { object(comm, "comm") }?.comm;
         let op = reduction_of(number(reduction))?;
-        of_type(
-            number(r#type),
-            AllReduce {
-                comm,
-                input,
-                output,
-                count,
-                op,
-            },
-        )
+        // SAFETY: memory of these lengths that is the call's, by contract.
+        typed!(number(r#type), T => unsafe { all_reduce::<T>(comm, input, output, count, op) })
     })
 }
 
@@ -296,16 +314,8 @@ pub unsafe extern "C" fn doorbell_reduce_scatter(
         // SAFETY: a handle or null, by contract.
         let comm = &unsafe { object(comm, "comm") }?.comm;
         let op = reduction_of(number(reduction))?;
-        of_type(
-            number(r#type),
-            ReduceScatter {
-                comm,
-                input,
-                output,
-                count,
-                op,
-            },
-        )
+        // SAFETY: memory of these lengths that is the call's, by contract.
+        typed!(number(r#type), T => unsafe { reduce_scatter::<T>(comm, input, output, count, op) })
     })
 }
 
@@ -448,72 +458,49 @@ fn reduction_of(number: u32) -> Result<ReduceOp, Failure> {
     found.ok_or_else(|| Failure::invalid(format!("reduction {number} is no doorbell_reduction")))
 }
 
-struct AllReduce<'a> {
-    comm: &'a Communicator,
+/// # Safety
+/// As of [`elements`] and [`elements_mut`], for `count` elements each.
+unsafe fn all_reduce<T: Element>(
+    comm: &Communicator,
     input: *const c_void,
     output: *mut c_void,
     count: usize,
     op: ReduceOp,
-}
-
-impl OfType for AllReduce<'_> {
-    type Output = ();
-
-    fn run<T: Element>(self) -> Result<(), Failure> {
-        let Self {
-            comm,
-            input,
-            output,
-            count,
-            op,
-        } = self;
-        // SAFETY: memory of these lengths that is the call's, by the contract of the function.
-        unsafe {
-            let reduced = elements_mut::<T>(output, count, "output")?;
-            if input == output.cast_const() {
-                return Ok(comm.all_reduce(reduced, op).wait()?);
-            }
-            apart(input, size_of_val(reduced), output, size_of_val(reduced))?;
-            Ok(comm
-                .all_reduce_into(elements::<T>(input, count, "input")?, reduced, op)
-                .wait()?)
+) -> Result<(), Failure> {
+    // SAFETY: `count` elements each, which nothing else uses; the input is none of the output's.
+    unsafe {
+        let reduced = elements_mut::<T>(output, count, "output")?;
+        if input == output.cast_const() {
+            return Ok(comm.all_reduce(reduced, op).wait()?);
         }
+        apart(input, size_of_val(reduced), output, size_of_val(reduced))?;
+        let given = elements::<T>(input, count, "input")?;
+        Ok(comm.all_reduce_into(given, reduced, op).wait()?)
     }
 }
 
-struct ReduceScatter<'a> {
-    comm: &'a Communicator,
+/// # Safety
+/// As of [`elements`] for the input, `count` for each rank, and of [`elements_mut`] for the output,
+/// `count`. If the output is the own part of the input, the whole input may be written.
+unsafe fn reduce_scatter<T: Element>(
+    comm: &Communicator,
     input: *const c_void,
     output: *mut c_void,
     count: usize,
     op: ReduceOp,
-}
-
-impl OfType for ReduceScatter<'_> {
-    type Output = ();
-
-    fn run<T: Element>(self) -> Result<(), Failure> {
-        let Self {
-            comm,
-            input,
-            output,
-            count,
-            op,
-        } = self;
-        let all = of_all(count, comm)?;
-        let own = input.cast::<T>().wrapping_add(count * comm.rank().index());
-        // SAFETY: memory of these lengths that is the call's, by the contract of the function: in
-        // place, the input is in the caller's memory for output, and may be written.
-        unsafe {
-            if core::ptr::eq(own, output.cast()) {
-                let data = elements_mut::<T>(input.cast_mut(), all, "input")?;
-                return Ok(comm.reduce_scatter(data, op).wait()?);
-            }
-            let given = elements::<T>(input, all, "input")?;
-            apart(input, size_of_val(given), output, count * size_of::<T>())?;
-            Ok(comm
-                .reduce_scatter_into(given, elements_mut::<T>(output, count, "output")?, op)
-                .wait()?)
+) -> Result<(), Failure> {
+    let all = of_all(count, comm)?;
+    let own = input.cast::<T>().wrapping_add(count * comm.rank().index());
+    // SAFETY: so many elements each, which nothing else uses; unless it is in place, where one
+    // slice is of both, the output is none of the input's.
+    unsafe {
+        if core::ptr::eq(own, output.cast()) {
+            let data = elements_mut::<T>(input.cast_mut(), all, "input")?;
+            return Ok(comm.reduce_scatter(data, op).wait()?);
         }
+        let given = elements::<T>(input, all, "input")?;
+        apart(input, size_of_val(given), output, count * size_of::<T>())?;
+        let reduced = elements_mut::<T>(output, count, "output")?;
+        Ok(comm.reduce_scatter_into(given, reduced, op).wait()?)
     }
 }

@@ -190,7 +190,7 @@ pub unsafe extern "C" fn doorbell_accept(
     let make = || {
         // SAFETY: a handle or null, by contract.
         let listener = unsafe { object(listener, "listener") }?;
-        // SAFETY: as above.
+        // SAFETY: a handle or null, by contract.
         let device = unsafe { object(device, "device") }?;
         let exchange = listener.listener.accept(timeout(timeout_ms).unwrap_or(Duration::MAX))?;
         Link::make(exchange, device)

@@ -2,55 +2,37 @@
 
 use core::ffi::c_void;
 
-use doorbell::collectives::kernel::{F8E4M3, F8E5M2, bf16, f16};
 use doorbell::collectives::{Communicator, Element};
 
 use crate::status::Failure;
 
-/// What is done with elements of a type.
-pub(crate) trait OfType {
-    type Output;
-
-    fn run<T: Element>(self) -> Result<Self::Output, Failure>;
+/// Evaluates an expression, a [`Result`], with a name for the Rust type of a `doorbell_type`.
+macro_rules! typed {
+    ($number:expr, $name:ident => $body:expr) => {
+        $crate::elements::typed!(@ $number, $name, $body,
+            DOORBELL_INT8: i8, DOORBELL_UINT8: u8, DOORBELL_INT32: i32, DOORBELL_UINT32: u32,
+            DOORBELL_INT64: i64, DOORBELL_UINT64: u64, DOORBELL_FLOAT32: f32, DOORBELL_FLOAT64: f64,
+            DOORBELL_FLOAT16: doorbell::collectives::kernel::f16,
+            DOORBELL_BFLOAT16: doorbell::collectives::kernel::bf16,
+            DOORBELL_FLOAT8_E4M3: doorbell::collectives::kernel::F8E4M3,
+            DOORBELL_FLOAT8_E5M2: doorbell::collectives::kernel::F8E5M2)
+    };
+    (@ $number:expr, $name:ident, $body:expr, $($value:ident: $type:ty),*) => {
+        match $number {
+            $(number if number == $crate::communicator::doorbell_type::$value as u32 => {
+                type $name = $type;
+                $body
+            })*
+            number => Err($crate::status::Failure::invalid(format!("type {number} is no doorbell_type"))),
+        }
+    };
 }
-
-pub(crate) fn of_type<A: OfType>(number: u32, act: A) -> Result<A::Output, Failure> {
-    use crate::communicator::doorbell_type::*;
-    macro_rules! choose {
-        ($($value:ident: $type:ty,)*) => {
-            match number {
-                $(number if number == $value as u32 => act.run::<$type>(),)*
-                _ => Err(Failure::invalid(format!("type {number} is no doorbell_type"))),
-            }
-        };
-    }
-    choose! {
-        DOORBELL_INT8: i8,
-        DOORBELL_UINT8: u8,
-        DOORBELL_INT32: i32,
-        DOORBELL_UINT32: u32,
-        DOORBELL_INT64: i64,
-        DOORBELL_UINT64: u64,
-        DOORBELL_FLOAT16: f16,
-        DOORBELL_FLOAT32: f32,
-        DOORBELL_FLOAT64: f64,
-        DOORBELL_BFLOAT16: bf16,
-        DOORBELL_FLOAT8_E4M3: F8E4M3,
-        DOORBELL_FLOAT8_E5M2: F8E5M2,
-    }
-}
+pub(crate) use typed;
 
 /// The bytes of so many elements. Operations that only move them do not need their type.
 pub(crate) fn bytes(count: usize, type_number: u32) -> Result<usize, Failure> {
-    struct Size;
-    impl OfType for Size {
-        type Output = usize;
-        fn run<T: Element>(self) -> Result<usize, Failure> {
-            Ok(size_of::<T>())
-        }
-    }
-    let len = count.checked_mul(of_type(type_number, Size)?);
-    len.ok_or_else(|| too_many(count))
+    let each = typed!(type_number, T => Ok(size_of::<T>()))?;
+    count.checked_mul(each).ok_or_else(|| too_many(count))
 }
 
 pub(crate) fn of_all(part: usize, comm: &Communicator) -> Result<usize, Failure> {
@@ -74,7 +56,8 @@ pub(crate) unsafe fn elements<'a, T: Element>(
         return Ok(&[]);
     }
     check::<T>(data, count, name)?;
-    // SAFETY: not null, aligned and not too long; the rest by contract. All bits are values.
+    // SAFETY: not null, aligned and not too long; that many elements, which nothing writes during
+    // `'a`, and of which all bits are values.
     Ok(unsafe { core::slice::from_raw_parts(data.cast(), count) })
 }
 
@@ -89,7 +72,8 @@ pub(crate) unsafe fn elements_mut<'a, T: Element>(
         return Ok(&mut []);
     }
     check::<T>(data, count, name)?;
-    // SAFETY: as in `elements`, and nothing else uses them, by contract.
+    // SAFETY: not null, aligned and not too long; that many elements, which nothing else uses
+    // during `'a`, and of which all bits are values.
     Ok(unsafe { core::slice::from_raw_parts_mut(data.cast(), count) })
 }
 

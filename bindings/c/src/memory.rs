@@ -6,6 +6,7 @@ use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use std::sync::Arc;
 
+use doorbell::collectives::CommBuffer;
 use doorbell::{
     BufferAlias, Local, Memory, PeerAccessible, PeerRead, PeerReadWrite, PeerWrite, ProtectionDomain, Rights,
 };
@@ -37,7 +38,8 @@ pub struct doorbell_key {
     pub bytes: [u8; 24],
 }
 
-/// Registered memory, for connections of its device. Ended by doorbell_free().
+/// Registered memory, for connections of its device, or for operations of its communicator. Ended
+/// by doorbell_free().
 pub struct doorbell_memory {
     pub(crate) region: Arc<Region>,
 }
@@ -45,15 +47,16 @@ pub struct doorbell_memory {
 /// Memory and its registration, kept by the receives that are posted in it.
 pub(crate) struct Region {
     start: NonNull<u8>,
-    whole: BufferAlias,
+    /// None: it is a communicator's, whose queue pairs no connection has.
+    whole: Option<BufferAlias>,
     key: Option<[u8; 24]>,
-    /// A `Buffer`: the registration.
+    /// A `Buffer` or a `CommBuffer`: the registration.
     _buffer: Box<dyn Any + Send + Sync>,
 }
 
 // SAFETY: it lends no reference to the bytes; C and devices reach them by address.
 unsafe impl Send for Region {}
-// SAFETY: as above.
+// SAFETY: it lends no reference to the bytes; C and devices reach them by address.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -67,7 +70,8 @@ impl Region {
         access: u32,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Result<Self, Failure> {
-        // SAFETY: by contract, for each.
+        // SAFETY: the owner keeps the `len` bytes, and C uses none that a call or a posted receive
+        // uses: as each of these requires.
         unsafe {
             match access {
                 access if access == DOORBELL_LOCAL as u32 => Self::local(pd, start, len, owner),
@@ -89,12 +93,12 @@ impl Region {
         len: usize,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Result<Self, Failure> {
-        // SAFETY: by contract.
+        // SAFETY: the owner keeps the `len` bytes, and C uses none that a device uses.
         let buffer = unsafe { pd.register_raw(start.as_ptr(), len, Local, owner) }?;
         Ok(Self {
             start,
             // SAFETY: the buffer is kept beside it; what C promises of the bytes is in the header.
-            whole: unsafe { buffer.alias(..) },
+            whole: Some(unsafe { buffer.alias(..) }),
             key: None,
             _buffer: Box::new(buffer),
         })
@@ -109,20 +113,32 @@ impl Region {
         rights: R,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Result<Self, Failure> {
-        // SAFETY: by contract.
+        // SAFETY: the owner keeps the `len` bytes, and C uses none that a device or a peer uses.
         let buffer = unsafe { pd.register_raw(start.as_ptr(), len, rights, owner) }?;
         Ok(Self {
             start,
-            // SAFETY: as in `local`.
-            whole: unsafe { buffer.alias(..) },
+            // SAFETY: the buffer is kept beside it; what C promises of the bytes is in the header.
+            whole: Some(unsafe { buffer.alias(..) }),
             key: Some(buffer.remote().to_bytes()),
             _buffer: Box::new(buffer),
         })
     }
 
+    pub(crate) fn of_communicator(mut buffer: CommBuffer<u8>) -> Self {
+        Self {
+            start: NonNull::from(&mut *buffer).cast(),
+            whole: None,
+            key: None,
+            _buffer: Box::new(buffer),
+        }
+    }
+
     /// The `len` bytes at `offset`.
     pub(crate) fn part(&self, offset: usize, len: usize) -> Result<BufferAlias, Failure> {
-        self.whole
+        let whole = self.whole.as_ref().ok_or_else(|| {
+            Failure::invalid("the memory is a communicator's: connections use that of doorbell_alloc()")
+        })?;
+        whole
             .slice(offset, len)
             .ok_or_else(|| Failure::invalid(format!("{len} bytes at offset {offset} are beyond the memory's end")))
     }
@@ -196,7 +212,8 @@ pub unsafe extern "C" fn doorbell_address(memory: *const doorbell_memory) -> *mu
     }
 }
 
-/// Stores the key of memory, for peers. DOORBELL_INVALID_ARGUMENT if it is DOORBELL_LOCAL.
+/// Stores the key of memory, for peers. DOORBELL_INVALID_ARGUMENT if it is DOORBELL_LOCAL or a
+/// communicator's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_get_key(memory: *const doorbell_memory, key: *mut doorbell_key) -> doorbell_status {
     run(|| {
@@ -204,7 +221,7 @@ pub unsafe extern "C" fn doorbell_get_key(memory: *const doorbell_memory, key: *
         let memory = unsafe { object(memory, "memory") }?;
         // SAFETY: the caller's place, by contract.
         let key = unsafe { result(key, "key") }?;
-        let lacking = || Failure::invalid("the memory is DOORBELL_LOCAL: register it with rights of peers");
+        let lacking = || Failure::invalid("the memory has no key: register it with rights of peers");
         key.write(doorbell_key {
             bytes: memory.region.key.ok_or_else(lacking)?,
         });
@@ -212,8 +229,8 @@ pub unsafe extern "C" fn doorbell_get_key(memory: *const doorbell_memory, key: *
     })
 }
 
-/// Ends the handle of memory. It is deregistered, and freed if doorbell_alloc() has allocated it,
-/// when no receive is posted in it any more.
+/// Ends the handle of memory. It is deregistered, and freed if doorbell_alloc() or
+/// doorbell_comm_alloc() has allocated it, when no receive is posted in it any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_free(memory: *mut doorbell_memory) -> doorbell_status {
     run(|| {

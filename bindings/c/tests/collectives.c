@@ -114,6 +114,31 @@ static void copies(void) {
     OK(doorbell_all_reduce(comm, NULL, NULL, 0, DOORBELL_FLOAT32, DOORBELL_SUM));
 }
 
+/* In memory of the communicator, which it then outlives. */
+static doorbell_memory *registered(void) {
+    enum { PARTS = 3 };
+    doorbell_memory *memory;
+    OK(doorbell_comm_alloc(comm, PARTS * COUNT * sizeof(float), &memory));
+    float *data = doorbell_address(memory);
+    for (size_t i = 0; i < PARTS * COUNT; i++) {
+        EXPECT(data[i] == 0);
+        data[i] = (float)(rank + 1);
+    }
+    /* Parts of it, from one to another and in place. */
+    float *second = data + COUNT, *third = second + COUNT;
+    OK(doorbell_all_reduce(comm, data, second, COUNT, DOORBELL_FLOAT32, DOORBELL_SUM));
+    OK(doorbell_reduce_scatter(comm, third, third + rank * 100, 100, DOORBELL_FLOAT32, DOORBELL_AVG));
+    for (size_t i = 0; i < COUNT; i++) {
+        float own = (float)(rank + 1);
+        bool is_reduced = i / 100 == rank;
+        EXPECT(data[i] == own && second[i] == 3);
+        EXPECT(i < 200 && !is_reduced ? true : third[i] == (is_reduced ? 1.5f : own));
+    }
+    doorbell_key key;
+    FAILS(doorbell_get_key(memory, &key), DOORBELL_INVALID_ARGUMENT, "has no key");
+    return memory;
+}
+
 /* What is refused has begun nothing: the next call succeeds. */
 static void refused(void) {
     const doorbell_status invalid = DOORBELL_INVALID_ARGUMENT;
@@ -141,6 +166,10 @@ static void refused(void) {
     FAILS(doorbell_comm_abort(NULL, NULL), invalid, "comm is NULL");
     FAILS(doorbell_comm_failure(NULL, NULL), invalid, "comm is NULL");
     FAILS(doorbell_barrier(NULL), invalid, "comm is NULL");
+    doorbell_memory *memory;
+    FAILS(doorbell_comm_alloc(NULL, 1, &memory), invalid, "comm is NULL");
+    FAILS(doorbell_comm_alloc(comm, SIZE_MAX, &memory), invalid, "more than there can be");
+    EXPECT(memory == NULL);
     int64_t culprit = 5;
     OK(doorbell_comm_failure(comm, &culprit));
     EXPECT(culprit == 5);
@@ -162,6 +191,9 @@ int main(int argc, char **argv) {
     }
     copies();
     refused();
+    doorbell_memory *memory = registered();
     OK(doorbell_comm_destroy(comm));
+    *(float *)doorbell_address(memory) = 1;
+    OK(doorbell_free(memory));
     return 0;
 }

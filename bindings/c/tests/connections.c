@@ -30,7 +30,7 @@ static void *server(void *unused) {
         bytes[i] = (char)(i % 100);
     }
     OK(doorbell_get_key(memory, &key));
-    FAILS(doorbell_get_key(own, &key), DOORBELL_INVALID_ARGUMENT, "DOORBELL_LOCAL");
+    FAILS(doorbell_get_key(own, &key), DOORBELL_INVALID_ARGUMENT, "has no key");
     OK(doorbell_post_receive(peer, memory, 0, 0));
     OK(doorbell_send(peer, own, 0, sizeof key, NULL, TIMEOUT_MS));
 
@@ -87,6 +87,13 @@ static void *client(void *unused) {
         OK(doorbell_post_receive(peer, memory, 0, 1));
     }
     FAILS(doorbell_post_receive(peer, memory, 0, 1), invalid, "128 receives");
+    doorbell_comm *alone;
+    doorbell_memory *of_comm;
+    OK(doorbell_comm_create(device, 0, 1, "127.0.0.1:18650", "a secret of the test", TIMEOUT_MS, &alone));
+    OK(doorbell_comm_alloc(alone, LENGTH, &of_comm));
+    FAILS(doorbell_send(peer, of_comm, 0, 1, NULL, 0), invalid, "a communicator's");
+    OK(doorbell_free(of_comm));
+    OK(doorbell_comm_destroy(alone));
 
     memcpy(bytes, "words", 5);
     uint32_t immediate = 0xABCDEF01;

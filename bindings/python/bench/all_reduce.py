@@ -1,10 +1,11 @@
 """All-reduce of NumPy's float32 in place, 2 ranks, from 8 B to 64 MiB: this package beside the same
-communicator in Rust (`doorbell coll`) and, where it is installed, mpi4py. "alloc" is in memory of the
-communicator, as Rust's. By turns; of each the best.
+communicator in Rust (the package's own `doorbell coll`) and, where it is installed, mpi4py. "alloc" is
+in memory of the communicator, as Rust's. By turns; of each the best.
 
     python bench/all_reduce.py [TURNS]
 
-Times are of one operation, in microseconds, on rank 0.
+Times are of one operation, in microseconds, on rank 0. Of all kinds, each rank's thread is bound to
+the same processor. Exit status 1: a bound is missed.
 """
 
 import json
@@ -19,17 +20,22 @@ import numpy
 import doorbell_rdma
 
 RANKS = 2
-SIZES = [8 << (3 * step) for step in range(7)] + [64 << 20]
+SIZES = [8 << step for step in range(24)]
 # As of `doorbell coll`: for a tenth of a second, within these.
 SECONDS, FEWEST, MOST = 0.1, 10, 5000
+# What is expected: of Rust's speed in memory of the communicator, and of mpi4py's.
+OF_RUST, OF_MPI = 0.95, 1.0
 
 
 def plain(size):
     return numpy.ones(size // 4, "f4")
 
 
-def measure(all_reduce, barrier, memory=plain):
+def measure(rank, all_reduce, barrier, memory=plain):
     """Microseconds by size, of `all_reduce(array)`."""
+    if len(os.sched_getaffinity(0)) >= RANKS:
+        # This thread alone, as `doorbell coll` does: others have begun before.
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     times = {}
     for size in SIZES:
         array = memory(size)
@@ -51,19 +57,16 @@ def measure(all_reduce, barrier, memory=plain):
 
 
 def doorbell_rank(rank, identity, kind):
-    if len(os.sched_getaffinity(0)) > RANKS:
-        # As `doorbell coll` does.
-        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     with doorbell_rdma.Communicator(rank, RANKS, identity) as comm:
         shared = lambda size: numpy.frombuffer(comm.alloc(size), "f4")
-        return measure(comm.all_reduce, comm.barrier, shared if kind == "alloc" else plain)
+        return measure(rank, comm.all_reduce, comm.barrier, shared if kind == "alloc" else plain)
 
 
 def mpi_rank():
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    times = measure(lambda array: world.Allreduce(MPI.IN_PLACE, array), world.Barrier)
+    times = measure(world.rank, lambda array: world.Allreduce(MPI.IN_PLACE, array), world.Barrier)
     return times if world.rank == 0 else None
 
 
@@ -78,20 +81,15 @@ def ranks_of_doorbell(kind):
 
 
 def ranks_of_rust():
-    sizes = {}
-    # Its sizes grow by one factor.
-    for lowest, highest in (SIZES[0], SIZES[-2]), (SIZES[-1], SIZES[-1]):
-        words = ["coll", "allreduce", "--ranks", str(RANKS), "--json", "-f", "8"]
-        words += ["-b", str(lowest), "-e", str(highest)]
-        printed = subprocess.run([doorbell_rdma.command(), *words], stdout=subprocess.PIPE, check=True).stdout
-        for result in json.loads(printed)["results"]:
-            sizes[result["bytes"]] = result["in_place"]["time_us"]
-    return sizes
+    words = ["coll", "allreduce", "--ranks", str(RANKS), "--json", "-f", "2"]
+    words += ["-b", str(SIZES[0]), "-e", str(SIZES[-1])]
+    printed = subprocess.run([doorbell_rdma.command(), *words], stdout=subprocess.PIPE, check=True).stdout
+    return {result["bytes"]: result["in_place"]["time_us"] for result in json.loads(printed)["results"]}
 
 
 def ranks_of_mpi():
     root = ["--allow-run-as-root"] if os.getuid() == 0 else []
-    return _read(["mpirun", *root, "-n", str(RANKS), sys.executable, __file__, "mpi"])
+    return _read(["mpirun", *root, "--bind-to", "none", "-n", str(RANKS), sys.executable, __file__, "mpi"])
 
 
 def _read(words):
@@ -104,7 +102,26 @@ def has_mpi():
     return shutil.which("mpirun") is not None and subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
 
 
+def spread():
+    """Leaves out processors so that the first ones, which the ranks are bound to, are of other cores."""
+    processors = sorted(os.sched_getaffinity(0))
+    cores, chosen = set(), []
+    for processor in processors:
+        try:
+            with open(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list") as siblings:
+                core = siblings.read()
+        except OSError:
+            core = processor
+        if len(chosen) < RANKS and core in cores:
+            continue
+        cores.add(core)
+        chosen.append(processor)
+    if len(chosen) >= RANKS:
+        os.sched_setaffinity(0, chosen)
+
+
 def main(turns):
+    spread()
     kinds = {
         "Python": lambda: ranks_of_doorbell("plain"),
         "alloc": lambda: ranks_of_doorbell("alloc"),
@@ -117,11 +134,20 @@ def main(turns):
         for kind, run in kinds.items():
             for size, micros in run().items():
                 best[kind][size] = min(best[kind][size], micros)
-    print(f"{'bytes':>9}", *(f"{kind:>10}" for kind in kinds), " Rust/Python  Rust/alloc")
+    against = [("Rust", "Python"), ("Rust", "alloc")] + [("mpi4py", "Python"), ("mpi4py", "alloc")] * has_mpi()
+    ratios = {pair: {size: best[pair[0]][size] / best[pair[1]][size] for size in SIZES} for pair in against}
+    print(f"{'bytes':>9}", *(f"{kind:>9}" for kind in kinds), *(f"{'/'.join(pair):>14}" for pair in against))
     for size in SIZES:
-        micros = [best[kind][size] for kind in kinds]
-        ratios = [best["Rust"][size] / best[kind][size] for kind in ("Python", "alloc")]
-        print(f"{size:>9}", *(f"{value:>10.1f}" for value in micros), *(f"{ratio:>11.2f}" for ratio in ratios))
+        micros = (f"{best[kind][size]:>9.2f}" for kind in kinds)
+        print(f"{size:>9}", *micros, *(f"{ratios[pair][size]:>14.2f}" for pair in against))
+    of_rust = ratios["Rust", "alloc"][SIZES[-1]]
+    met = of_rust >= OF_RUST
+    print(f"alloc at {SIZES[-1]} B: {of_rust:.2f} of Rust's speed, expected {OF_RUST}: {'met' if met else 'missed'}")
+    for kind in ("Python", "alloc") if has_mpi() else ():
+        behind = [size for size in SIZES if ratios["mpi4py", kind][size] < OF_MPI]
+        met = met and not behind
+        print(f"{kind} at every size {OF_MPI} of mpi4py's speed: {f'missed at {behind}' if behind else 'met'}")
+    return 0 if met else 1
 
 
 if __name__ == "__main__":
@@ -132,4 +158,4 @@ if __name__ == "__main__":
         if times is not None:
             print(json.dumps(times))
     else:
-        main(int(sys.argv[1]) if len(sys.argv) > 1 else 3)
+        sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 3))

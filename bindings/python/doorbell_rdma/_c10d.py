@@ -2,7 +2,8 @@
 
 import os
 import socket
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 
 import torch
@@ -80,6 +81,94 @@ class Work(dist.Work):
         return future
 
 
+class Mailbox:
+    """The messages of one rank, which come in the order in which they were sent, by their tags.
+
+    Before each comes its header: the tag, and the length in bytes.
+    """
+
+    def __init__(self, comm, source, thread):
+        self._comm = comm
+        self._source = source
+        self._thread = thread
+        self._lock = threading.Lock()
+        # What was asked for and has not come, (tag, tensor, future), and what has come before it was
+        # asked for, (tag, future of its bytes).
+        self._wanted = []
+        self._early = []
+
+    def receive(self, tensor, tag):
+        received = Future()
+        with self._lock:
+            early = _taken(self._early, tag)
+            if early is None:
+                self._wanted.append((tag, tensor, received))
+        if early is None:
+            self._thread.submit(self._until, received)
+        else:
+            early[1].add_done_callback(lambda arrived: _settle(received, lambda: _store(arrived.result(), tensor)))
+        return received
+
+    def _until(self, received):
+        """Receives messages until this one has come, also by a call for another."""
+        try:
+            while not received.done():
+                self._next()
+        except BaseException as error:
+            with self._lock:
+                wanted, self._wanted = self._wanted, []
+            for _, _, waiting in wanted:
+                waiting.set_exception(error)
+            if not received.done():
+                received.set_exception(error)
+
+    def _next(self):
+        header = torch.empty(2, dtype=torch.int64)
+        self._comm.receive(header, self._source)
+        tag, length = header.tolist()
+        with self._lock:
+            wanted = _taken(self._wanted, tag)
+            if wanted is None:
+                arrived = Future()
+                self._early.append((tag, arrived))
+        if wanted is None:
+            _settle(arrived, lambda: self._bytes(length))
+        else:
+            _, tensor, received = wanted
+            _settle(received, lambda: self._into(tensor, length))
+
+    def _into(self, tensor, length):
+        if tensor.nbytes != length:
+            return _store(self._bytes(length), tensor)
+        with _Elements(tensor) as elements:
+            self._comm.receive(_bytes(elements), self._source)
+
+    def _bytes(self, length):
+        return self._comm.receive(torch.empty(length, dtype=torch.uint8), self._source)
+
+
+def _taken(entries, tag):
+    """The first with this tag, which is no more among them."""
+    for index, entry in enumerate(entries):
+        if entry[0] == tag:
+            return entries.pop(index)
+    return None
+
+
+def _settle(future, make):
+    try:
+        future.set_result(make())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def _store(message, tensor):
+    if len(message) != tensor.nbytes:
+        raise ValueError(f"a message of {len(message)} bytes was received, and the tensor has {tensor.nbytes}")
+    with _Elements(tensor) as elements:
+        _bytes(elements).copy_(message)
+
+
 class ProcessGroup(dist.ProcessGroup):
     """Operations begin in the order of the calls, in a thread for the collectives and one for each
     direction of messages with each rank.
@@ -89,18 +178,35 @@ class ProcessGroup(dist.ProcessGroup):
         super().__init__(comm.rank, comm.size)
         self._comm = comm
         self._threads = {}
+        self._mailboxes = {}
+        self._name = self._description = ""
 
     def getBackendName(self):
         return "doorbell"
+
+    def getGroupName(self):
+        return self._name
+
+    def setGroupName(self, name):
+        self._name = name
+
+    def getGroupDesc(self):
+        return self._description
+
+    def setGroupDesc(self, description):
+        self._description = description
 
     def _get_backend(self, device):
         # Which has no other operations than these.
         return self
 
     def _begin(self, queue, tensors, operation):
+        return Work(self._comm, self._thread(queue).submit(operation), tensors)
+
+    def _thread(self, queue):
         if queue not in self._threads:
             self._threads[queue] = ThreadPoolExecutor(1, thread_name_prefix="doorbell")
-        return Work(self._comm, self._threads[queue].submit(operation), tensors)
+        return self._threads[queue]
 
     def _collective(self, tensors, operation):
         return self._begin("collectives", tensors, operation)
@@ -146,6 +252,10 @@ class ProcessGroup(dist.ProcessGroup):
                     output.detach().copy_(part.view_as(output))
 
         return self._collective(output_lists, operation)
+
+    def allgather_coalesced(self, output_lists, inputs, opts=None):
+        # A list for each rank, of its tensors.
+        return self.allgather([list(outputs) for outputs in zip(*output_lists)], inputs, opts)
 
     def all_gather_single(self, output, given, opts=None):
         return self.all_gather_single_coalesced([output], [given], opts)
@@ -229,17 +339,20 @@ class ProcessGroup(dist.ProcessGroup):
         return self._collective([], self._comm.barrier)
 
     def send(self, tensors, to, tag=0):
-        [tensor] = _untagged(tensors, tag)
-        return self._begin(("send", to), tensors, lambda: self._comm.send(_bytes(tensor), to))
-
-    def recv(self, tensors, source, tag=0):
-        [tensor] = _untagged(tensors, tag)
+        [tensor] = tensors
+        header = torch.tensor([tag, tensor.nbytes])
 
         def operation():
-            with _Elements(tensor) as elements:
-                self._comm.receive(_bytes(elements), source)
+            self._comm.send(header, to)
+            self._comm.send(_bytes(tensor), to)
 
-        return self._begin(("receive", source), tensors, operation)
+        return self._begin(("send", to), tensors, operation)
+
+    def recv(self, tensors, source, tag=0):
+        [tensor] = tensors
+        if source not in self._mailboxes:
+            self._mailboxes[source] = Mailbox(self._comm, source, self._thread(("receive", source)))
+        return Work(self._comm, self._mailboxes[source].receive(tensor, tag), tensors)
 
     def abort(self):
         self._comm.abort("torch.distributed has aborted the process group")
@@ -295,9 +408,3 @@ def _operator(opts):
         if opts.reduceOp == getattr(dist.ReduceOp, name):
             return op
     raise ValueError(f"doorbell has no {opts.reduceOp}: expected one of {', '.join(_OPERATORS)}")
-
-
-def _untagged(tensors, tag):
-    if tag != 0:
-        raise ValueError(f"tag {tag}: doorbell's messages have none, and come in the order in which they are sent")
-    return tensors

@@ -11,7 +11,8 @@ use super::program::{ArenaLayout, Arguments, CountedLayouts, Function, LaunchSha
 use crate::plan::{Schedule, Shape};
 use crate::types::{DataType, Rank, ReduceOp};
 
-/// Reductions by type, and moves of elements of 1, 2, 4 and 8 bytes; each also with the LL protocol.
+/// Reductions by type, and moves of elements of 1, 2, 4 and 8 bytes; each also with the LL
+/// protocol.
 const FUNCTIONS: usize = 2 * (DataType::ALL.len() + 4);
 
 /// The kernel executor of a rank.
@@ -76,8 +77,8 @@ impl Plan {
 impl KernelExecutor {
     /// The kernels of `rank`, of which it loads those that are not loaded; those of the LL protocol
     /// only with `lines`. `arenas` are the device pointers of all ranks' arenas in their context,
-    /// `areas` their layout; kernels abort once the word at `stop` is nonzero. Launches have at most
-    /// `blocks` thread blocks, the same on all ranks.
+    /// `areas` their layout; kernels abort once the word at `stop` is nonzero. Launches have at
+    /// most `blocks` thread blocks, the same on all ranks.
     pub fn new(
         kernels: &CollectiveKernels,
         rank: Rank,

@@ -58,8 +58,9 @@ impl Kernels {
             .map(|arena| arena.device_ptr().0)
             .collect();
         let (rank, areas, stop) = (peers.rank(), peers.areas(), peers.control().device_ptr().0);
-        let lines = choice::may_use_lines(options, arenas.len() as u32);
-        // FIFOs are for as many blocks as there may be, so that their slots are as large as possible.
+        let lines = sharing.ranks > 1 || choice::may_use_lines(options, arenas.len() as u32);
+        // FIFOs are for as many blocks as there may be, so that their slots are as large as
+        // possible.
         let blocks = sharing.blocks(MAX_THREADS, options.blocks.unwrap_or(MAX_BLOCKS / 2));
         let threads = sharing.exchange_threads(arenas.len() as u32);
         let exchange_blocks = sharing.blocks(threads, options.blocks.unwrap_or(MAX_BLOCKS));

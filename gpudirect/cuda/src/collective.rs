@@ -46,7 +46,7 @@ impl CollectiveKernels {
         new
     }
 
-    /// With another build of `collective.cu`, for comparison; shared with nobody.
+    /// With another build of `collective.cu`, for comparison; not shared.
     #[must_use]
     pub fn with_ptx(context: &Context, ptx: impl Into<Cow<'static, str>>) -> Self {
         Self {

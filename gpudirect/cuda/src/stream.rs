@@ -104,9 +104,9 @@ impl Stream {
     }
 
     /// Wraps a stream created elsewhere that its owner may destroy once the handle is dropped, even
-    /// with work in it. The caller that enqueues work [records its end](Self::record_end) afterwards:
-    /// what the work uses is kept until then. If its owner captures it, that is kept as long as the
-    /// graph and its instances.
+    /// with work in it. The caller that enqueues work [records its end](Self::record_end)
+    /// afterwards: what the work uses is kept until then. If its owner captures it, that is kept as
+    /// long as the graph and its instances.
     ///
     /// # Safety
     /// It must be a `CUstream` of `follower`'s context, valid until the handle is dropped. Until

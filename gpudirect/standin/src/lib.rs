@@ -10,7 +10,8 @@
 //!
 //! - Thread blocks that may wait are resident together as far as multiprocessors
 //!   ([`Attribute::MultiprocessorCount`](doorbell_cuda::Attribute), 132) have room for a block of
-//!   512 threads each; others wait for room. In one process: other processes have room of their own.
+//!   512 threads each; others wait for room. In one process: other processes have room of their
+//!   own.
 //!
 //! It does not model timing, a GPU's weaker memory order, or peers' visibility of writes without
 //! synchronization.

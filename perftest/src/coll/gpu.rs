@@ -1,5 +1,5 @@
-//! `doorbell coll --gpu`: the same test on GPU memory. Ranks take the host's GPUs one after another,
-//! and share them where there are fewer. Times are between two events of a stream.
+//! `doorbell coll --gpu`: the same test on GPU memory. Ranks take the host's GPUs one after
+//! another, and share them where there are fewer. Times are between two events of a stream.
 
 use doorbell_collectives::communicator::Reduction;
 use doorbell_collectives::gpu::{GpuCall, GpuCommunicator, GpuError, GpuMessage, GpuOptions, as_bytes, as_bytes_mut};

@@ -5,8 +5,8 @@
 //! libraries, `embedded` unpacks those that are in the program, `folder` has the links, `owner`
 //! records the owners, `sysfs` has the files that the preloaded library presents and `pci` the
 //! place of the devices in them, `program` checks the program, `brought` finds libraries that would
-//! bypass the drop-in, in the packages of the interpreter that `python` finds, `mps` starts a daemon
-//! for ranks that share GPUs, and `child` runs the command.
+//! bypass the drop-in, in the packages of the interpreter that `python` finds, `mps` starts a
+//! daemon for ranks that share GPUs, and `child` runs the command.
 
 mod brought;
 mod child;

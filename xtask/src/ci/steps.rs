@@ -6,7 +6,8 @@ use super::{
     guest, lacking, licences, package, rows, safe,
 };
 use crate::{
-    clients, dist, fuzz, instructions, kernels, pip, platforms, sanitize, setup, soak, target_folder, tidy, workspace,
+    clients, dist, fuzz, instructions, kernels, pip, platforms, python, sanitize, setup, soak, target_folder, tidy,
+    workspace,
 };
 use anyhow::{Context, Result, bail};
 use std::{
@@ -18,7 +19,7 @@ use std::{
 
 /// In order: the guest first, which keeps one processor busy while the background uses the others.
 /// In the background: what needs no build first.
-pub(crate) const ALL: [Step; 28] = [
+pub(crate) const ALL: [Step; 29] = [
     Step::new(
         "setup",
         Place::First,
@@ -153,6 +154,12 @@ pub(crate) const ALL: [Step; 28] = [
         Place::InOrder,
         clients,
         "clients that others wrote on the drop-in libraries; with --full all of docs/CLIENTS.md",
+    ),
+    Step::new(
+        "python",
+        Place::InOrder,
+        python::check,
+        "the Python package with NumPy, mpi4py and a sample of PyTorch's own tests; with --full all of them, and Ray",
     ),
     Step::new(
         "swarm",

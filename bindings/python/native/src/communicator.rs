@@ -116,7 +116,7 @@ impl Communicator {
         let (comm, timeout) = (self.inner()?, timeout.map(seconds).transpose()?);
         let (waited, raised) = py.detach(|| {
             let comm = &*comm;
-            let mut interrupts = Interrupts::new();
+            let mut interrupts = Interrupts::default();
             let mut call = call(comm);
             if let Some(timeout) = timeout {
                 call = call.deadline(timeout);

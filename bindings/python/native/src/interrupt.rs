@@ -11,27 +11,22 @@ use crate::error;
 const INTERVAL: Duration = Duration::from_millis(20);
 
 /// The exception of a signal's handler, in a thread that waits without the interpreter.
+#[derive(Default)]
 pub(crate) struct Interrupts {
-    next: Instant,
+    /// None before the first poll: most operations end before it, and need no clock.
+    next: Option<Instant>,
     raised: Option<PyErr>,
 }
 
 impl Interrupts {
-    pub(crate) fn new() -> Self {
-        Self {
-            next: Instant::now() + INTERVAL,
-            raised: None,
-        }
-    }
-
     /// Runs the handlers every [`INTERVAL`]. Returns whether one has raised an exception, which
     /// this returns once.
     pub(crate) fn poll(&mut self) -> bool {
         let now = Instant::now();
-        if now < self.next || self.raised.is_some() {
+        if now < *self.next.get_or_insert(now + INTERVAL) || self.raised.is_some() {
             return false;
         }
-        self.next = now + INTERVAL;
+        self.next = Some(now + INTERVAL);
         // None: the interpreter ends, and runs no handler any more.
         self.raised = Python::try_attach(|py| py.check_signals().err()).flatten();
         self.raised.is_some()

@@ -194,8 +194,8 @@ impl Reducer {
         Ok(())
     }
 
-    /// Loads the kernels of `data` and `operator` in advance: before a capture, and before any work of
-    /// the context waits for another rank, as loading may wait for that work.
+    /// Loads the kernels of `data` and `operator` in advance: before a capture, and before any work
+    /// of the context waits for another rank, as loading may wait for that work.
     ///
     /// # Errors
     /// [`ReduceError::Driver`] or [`ReduceError::NoKernel`].
