@@ -99,7 +99,8 @@ pub(crate) const SCALAR: usize = 8;
 
 impl Operator {
     /// The reduction of an operation in this stream, after the work before it. A scalar goes
-    /// through `place`, as the driver may wait for all work of the device where it allocates such memory.
+    /// through `place`, as the driver may wait for all work of the device where it allocates such
+    /// memory.
     ///
     /// # Safety
     /// A scalar in device memory is one of its type.
