@@ -110,7 +110,7 @@ pub(crate) fn check(scope: Scope) -> Result<Verdict> {
     }
     let cuda = [wheels.join("nvidia/cu13/lib"), folder.join("python-cuda")];
     in_place_of_cuda(&wheels.join("torch/lib"), &cuda)?;
-    // They build the extension module and the command themselves, with the features of the workspace.
+    // They build the extension module and the command themselves.
     let mut test = command(&["test", "--test", "python", "--workspace", "--locked"]);
     test.env("PYTHONPATH", env::join_paths(paths)?);
     test.env("DOORBELL_TEST_CUDA_LIBRARIES", env::join_paths(cuda)?);
