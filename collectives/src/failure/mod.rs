@@ -4,11 +4,11 @@
 //! An engine publishes its operations to its [`ProgressMonitor`], polls
 //! [`ProgressMonitor::needs_attention`] while it spins, and [reports](ProgressMonitor::report) its
 //! waits on [request](ProgressMonitor::report_requested). Stalled for half of a deadline, it has
-//! the control mesh [investigate](crate::bootstrap::ControlMesh::investigate), which ends nothing;
-//! at the deadline it [gives up](crate::bootstrap::ControlMesh::give_up), which fails the group
-//! with the finding. A failed queue pair [ends](crate::bootstrap::ControlMesh::end) the group,
+//! the control mesh [investigate](crate::bootstrap::GroupControl::investigate), which ends nothing;
+//! at the deadline it [gives up](crate::bootstrap::GroupControl::give_up), which fails the group
+//! with the finding. A failed queue pair [ends](crate::bootstrap::GroupControl::end) the group,
 //! which is both in one. The cause is the same on all members:
-//! [`ControlMesh::failure`](crate::bootstrap::ControlMesh::failure).
+//! [`GroupControl::failure`](crate::bootstrap::GroupControl::failure).
 //!
 //! A failed link shows only at an end that has something to send, so all members then test their
 //! links: a rank that none of the others reaches is cut off. Where that is inconclusive, as between

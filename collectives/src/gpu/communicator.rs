@@ -189,11 +189,12 @@ impl GpuCommunicator {
     /// Registers memory with the other ranks, which then store results in it directly. Collective:
     /// each rank registers memory of the same length. (Gather, scatter and reduce do not use it.)
     ///
-    /// The memory may be [`DeviceMemory`], or allocated elsewhere such as PyTorch's
-    /// ([`Foreign`](doorbell_cuda::Foreign)). Memory that cannot be shared by descriptor (from
-    /// `cudaMalloc`) is kept until all ranks have called [`deregister`](Self::deregister) or
-    /// [`destroy`](Self::destroy); after a drop without either, the caller must keep it until the
-    /// others have done so too. It can be shared with other processes only.
+    /// The memory may be [`DeviceMemory`](doorbell_cuda::DeviceMemory), or allocated elsewhere such
+    /// as PyTorch's ([`Foreign`](doorbell_cuda::Foreign)). Memory that cannot be shared by
+    /// descriptor (from `cudaMalloc`) is kept until all ranks have called
+    /// [`deregister`](Self::deregister) or [`destroy`](Self::destroy); after a drop without either,
+    /// the caller must keep it until the others have done so too. It can be shared with other
+    /// processes only.
     ///
     /// An output in registered memory is at the same offset of the same registration on all ranks.
     ///
