@@ -75,6 +75,11 @@ def chosen(options):
     import torch.distributed as dist
     from torch.testing._internal import common_distributed
 
+    if options.backend == "doorbell":
+        # PyTorch finds it by itself where the package is installed, which it is not here.
+        from doorbell_rdma.torch import register
+
+        register()
     torch.set_num_threads(1)
     # The groups that it is for have ranks 1 and 2.
     common_distributed.skip_if_small_worldsize = lambda test: test
