@@ -1,6 +1,8 @@
 //! Slices, streams and events of the crate `cudarc`, on the stand-in for the driver; on that of a
 //! machine with `DOORBELL_CUDA_LIBRARY=libcuda.so.1`.
 
+mod common;
+
 use std::error::Error;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
@@ -8,6 +10,7 @@ use std::process::{self, Command, ExitCode};
 use std::sync::Arc;
 use std::{env, fs};
 
+use common::{Case, Outcome};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use doorbell_cuda::{Context, DeviceMemory, Driver, Error as CudaError, Event, Memory, Stream};
@@ -15,8 +18,6 @@ use doorbell_cuda_standin::{ExecutionMode, environment};
 use doorbell_gpudirect::{GpuMemory, SliceLoan, register};
 use doorbell_softroce_ibverbs::api;
 use doorbell_verbs::{Library, Opaque, PeerReadWrite};
-
-type Case = (&'static str, fn() -> Outcome);
 
 const CASES: [Case; 5] = [
     ("a_slice_is_lent_while_in_flight_and_given_back", slice_in_flight),
@@ -26,13 +27,11 @@ const CASES: [Case; 5] = [
     ("what_cannot_be_shared_is_refused", refusals),
 ];
 
-type Outcome = Result<(), Box<dyn Error>>;
-
 /// cudarc takes the library of the name `libcuda.so` that the dynamic loader finds first, so this
 /// runs itself again with its path, once for each manner of execution.
 fn main() -> ExitCode {
     if env::var_os("DOORBELL_CUDA_LIBRARY").is_some() {
-        return cases();
+        return common::run(&CASES);
     }
     for manner in [ExecutionMode::Lazy, ExecutionMode::Prompt] {
         let variables = environment(manner, 2);
@@ -58,20 +57,6 @@ fn folder_with(library: PathBuf) -> PathBuf {
     // As a whole: another run may be using it.
     fs::rename(link, folder.join("libcuda.so")).expect("the link has another name");
     folder
-}
-
-fn cases() -> ExitCode {
-    let mut failed = 0;
-    for (name, case) in CASES {
-        match case() {
-            Ok(()) => println!("{name} ... ok"),
-            Err(error) => {
-                println!("{name} ... FAILED: {error}");
-                failed += 1;
-            }
-        }
-    }
-    ExitCode::from(failed)
 }
 
 struct Both {

@@ -1,9 +1,12 @@
 //! GPU memory on queue pairs of the userspace device, with a stand-in for the GPU.
 
+mod common;
+
 use std::error::Error;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
+use common::{Case, Outcome};
 use doorbell_cuda::{Context, DeviceMemory, DevicePtr, Driver, HostMemory, Memory, Stream};
 use doorbell_cuda_standin::{ExecutionMode, Standin, environment};
 use doorbell_gpudirect::{Arrivals, Flush, GpuMemory, GpuRegistration, Path, Refusal, Scope, SmallWindow, survey};
@@ -12,7 +15,7 @@ use doorbell_verbs::{CompletionQueue, Library, PeerReadWrite, ProtectionDomain, 
 
 macro_rules! cases {
     ($($case:ident),* $(,)?) => {
-        const CASES: &[(&str, fn() -> Outcome)] = &[$((stringify!($case), $case)),*];
+        const CASES: &[Case] = &[$((stringify!($case), $case)),*];
     };
 }
 
@@ -41,24 +44,8 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         };
     }
-    let mut failed = 0;
-    for (name, case) in CASES {
-        match case() {
-            Ok(()) => println!("{name} ... ok"),
-            Err(error) => {
-                println!("{name} ... FAILED: {error}");
-                failed += 1;
-            }
-        }
-    }
-    if failed == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    common::run(CASES)
 }
-
-type Outcome = Result<(), Box<dyn Error>>;
 
 struct Setting {
     context: Context,

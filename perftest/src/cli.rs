@@ -120,8 +120,8 @@ Signals are forwarded. Programs that are linked statically or change their user 
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) device: DropinArgs,
-    /// Ranks that share each GPU: starts an MPS daemon for the command, without which contexts take
-    /// turns, and ends it with the command
+    /// Ranks that share each GPU: starts an MPS daemon for the command, without which they are
+    /// time-sliced, and ends it with the command
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=48), requires = "nccl", help_heading = "GPUs")]
     pub(crate) ranks_per_gpu: Option<u8>,
     /// The command with its arguments

@@ -411,16 +411,8 @@ fn operations_on_gpus_are_right_by_each_executor() {
 #[test]
 fn ranks_share_gpus_where_there_are_fewer() {
     for (standin, executor, caveat) in [
-        (
-            "prompt,devices=1",
-            "copies",
-            "3 ranks share a GPU, and take turns on it",
-        ),
-        (
-            "prompt,devices=2",
-            "copies",
-            "2 ranks share a GPU, and take turns on it",
-        ),
+        ("prompt,devices=1", "copies", "3 ranks share a GPU, time-sliced"),
+        ("prompt,devices=2", "copies", "2 ranks share a GPU, time-sliced"),
     ] {
         let mut command = with_gpus("allreduce --ranks 3 -b 8 -e 64K -f 128 -n 2");
         command.env("DOORBELL_STANDIN", standin);

@@ -183,7 +183,7 @@ fn without_a_daemon_one_line_says_that_ranks_take_turns() {
         let (_, stderr) = texts(&output);
         assert_eq!(output.status.code(), Some(5), "{stderr}");
         assert!(
-            stderr.lines().count() == 1 && stderr.contains("take turns") && stderr.contains(reason),
+            stderr.lines().count() == 1 && stderr.contains("time-sliced") && stderr.contains(reason),
             "{stderr}"
         );
         let records = machine.records();

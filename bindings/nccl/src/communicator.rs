@@ -16,7 +16,7 @@ use doorbell_collectives::{Communicator as HostCommunicator, Options, Rank};
 use doorbell_cuda::{Device, Driver, Follower, HostMemory, RelaxedCapture};
 
 use crate::abi::{Config, Opaque, Status, UniqueId};
-use crate::derivation::{Derivation, Turns};
+use crate::derivation::{Derivation, Tickets};
 use crate::failure::{Failure, caught};
 use crate::reduction::{Operators, SCALAR};
 use crate::{group, handles, unique_id};
@@ -92,7 +92,7 @@ pub(crate) struct Communicator {
     pub(crate) device: Device,
     pub(crate) config: Config,
     pub(crate) operators: Operators,
-    pub(crate) turns: Turns,
+    pub(crate) tickets: Tickets,
     pub(crate) shrunk: AtomicBool,
     /// `None` for a rank without a colour, which has no handle of it.
     ready: OnceLock<Result<Option<Ready>, Failure>>,
@@ -146,7 +146,7 @@ impl Communicator {
             device: request.device,
             config: request.config,
             operators: Operators::default(),
-            turns: Turns::default(),
+            tickets: Tickets::default(),
             shrunk: AtomicBool::new(false),
             ready: OnceLock::new(),
             is_over: Mutex::new(false),

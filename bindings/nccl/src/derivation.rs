@@ -1,7 +1,7 @@
 //! Communicators that are derived from another one: split, shrink and grow.
 //!
 //! The ranks of the parent are connected already, and what they exchange for it, they exchange in
-//! the order of the calls: each call takes a turn, in which the thread of the initialisation runs.
+//! the order of the calls: each takes a ticket, for which the thread of its initialisation waits.
 //! The parent remains usable meanwhile and afterwards.
 
 use std::collections::BTreeSet;
@@ -23,9 +23,9 @@ const SHRINK_ABORT: c_int = 1;
 /// The rank with which a rank that has a communicator lets it grow.
 const KEEPS_RANK: c_int = -1;
 
-/// The turns of a communicator: its calls that exchange something between all ranks.
+/// A ticket lock of a communicator, for its calls that exchange something between all ranks.
 #[derive(Default)]
-pub(crate) struct Turns {
+pub(crate) struct Tickets {
     numbers: Mutex<Numbers>,
     changed: Condvar,
 }
@@ -33,24 +33,24 @@ pub(crate) struct Turns {
 #[derive(Default)]
 struct Numbers {
     taken: u64,
-    /// All before it are over.
+    /// All before it are given back.
     current: u64,
-    /// Those after it that are over already.
+    /// Those after it that are given back already.
     over: BTreeSet<u64>,
 }
 
-/// A call's turn, which is over when it is dropped.
-pub(crate) struct Turn {
+/// A call's ticket, which is given back when it is dropped.
+pub(crate) struct Ticket {
     communicator: Arc<Communicator>,
     number: u64,
 }
 
-impl Turn {
-    /// The communicator's next turn, if it is initialised.
+impl Ticket {
+    /// The communicator's next ticket, if it is initialised.
     pub(crate) fn take(communicator: Arc<Communicator>) -> Result<Self, Failure> {
         communicator.ready()?;
         let mut numbers = communicator
-            .turns
+            .tickets
             .numbers
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
@@ -60,18 +60,18 @@ impl Turn {
         Ok(Self { communicator, number })
     }
 
-    /// Waits until it is this one's turn.
-    pub(crate) fn come(&self) -> Result<&Ready, Failure> {
-        let Turns { numbers, changed } = &self.communicator.turns;
+    /// Waits until all earlier tickets are given back.
+    pub(crate) fn wait(&self) -> Result<&Ready, Failure> {
+        let Tickets { numbers, changed } = &self.communicator.tickets;
         let numbers = numbers.lock().unwrap_or_else(PoisonError::into_inner);
         drop(changed.wait_while(numbers, |numbers| numbers.current != self.number));
         self.communicator.initialised()
     }
 }
 
-impl Drop for Turn {
+impl Drop for Ticket {
     fn drop(&mut self) {
-        let Turns { numbers, changed } = &self.communicator.turns;
+        let Tickets { numbers, changed } = &self.communicator.tickets;
         let mut numbers = numbers.lock().unwrap_or_else(PoisonError::into_inner);
         let Numbers { current, over, .. } = &mut *numbers;
         over.insert(self.number);
@@ -84,7 +84,7 @@ impl Drop for Turn {
 
 /// What a communicator becomes of its parent's ranks.
 pub(crate) struct Derivation {
-    turn: Turn,
+    ticket: Ticket,
     kind: Kind,
 }
 
@@ -96,7 +96,7 @@ enum Kind {
 
 impl Derivation {
     pub(crate) fn is_blocking(&self) -> bool {
-        self.turn.communicator.config.blocking
+        self.ticket.communicator.config.blocking
     }
 
     /// Whether this rank is in the new communicator.
@@ -106,8 +106,8 @@ impl Derivation {
 
     /// Connects the ranks of the new communicator.
     pub(crate) fn run(self) -> Result<Option<HostCommunicator>, Failure> {
-        let Self { turn, kind } = self;
-        let parent = turn.come()?.gpu.host();
+        let Self { ticket, kind } = self;
+        let parent = ticket.wait()?.gpu.host();
         match kind {
             Kind::Split { colour, key } => Ok(parent.split(colour, key)?),
             Kind::Shrink { excluded } => {
@@ -135,7 +135,7 @@ impl Derivation {
                     ));
                 };
                 let rank = parent.rank();
-                drop(turn);
+                drop(ticket);
                 Ok(Some(meet(&id, rank, ranks)?))
             }
         }
@@ -145,7 +145,7 @@ impl Derivation {
 /// `ncclCommSplit`.
 ///
 /// # Safety
-/// NCCL's contract of it.
+/// As of [`derive`].
 pub(crate) unsafe fn split(
     parent: Opaque,
     colour: c_int,
@@ -160,14 +160,14 @@ pub(crate) unsafe fn split(
             "{colour} is no colour: those are numbers from 0, and NCCL_SPLIT_NOCOLOR"
         ))),
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: of `into` and `config` the caller has promised what `derive` needs.
     unsafe { derive(parent, into, config, |_, _| Ok(Kind::Split { colour: colour?, key })) }
 }
 
 /// `ncclCommShrink`.
 ///
 /// # Safety
-/// NCCL's contract of it.
+/// As of [`derive`]; and `excluded` is null or points to `count` numbers.
 pub(crate) unsafe fn shrink(
     parent: Opaque,
     (excluded, count): (*const c_int, c_int),
@@ -179,7 +179,7 @@ pub(crate) unsafe fn shrink(
         present(excluded, "excludeRanksList")?;
         let count = usize::try_from(count).ok().filter(|count| *count > 0);
         let count = count.ok_or_else(|| Failure::invalid_argument("no rank is to be excluded"))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: not null, so `count` numbers.
         let numbers = unsafe { slice::from_raw_parts(excluded, count) };
         let ranks = numbers
             .iter()
@@ -202,14 +202,14 @@ pub(crate) unsafe fn shrink(
         }
         Ok(Kind::Shrink { excluded })
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: of `into` and `config` the caller has promised what `derive` needs.
     unsafe { derive(parent, into, config, kind) }
 }
 
 /// `ncclCommGrow` of a rank that has a communicator.
 ///
 /// # Safety
-/// NCCL's contract of it.
+/// As of [`derive`]; and `id` is null or points to an id.
 pub(crate) unsafe fn grow(
     parent: Opaque,
     ranks: c_int,
@@ -227,16 +227,16 @@ pub(crate) unsafe fn grow(
         }
         let ranks = u32::try_from(ranks).ok().filter(|ranks| *ranks > before);
         let ranks = ranks.ok_or_else(|| Failure::invalid_argument(format!("there are {before} ranks already")))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: not null, so an id.
         let id = (!id.is_null()).then(|| unsafe { *id });
         Ok(Kind::Grow { id, ranks })
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: of `into` and `config` the caller has promised what `derive` needs.
     unsafe { derive(parent, into, config, kind) }
 }
 
 /// # Safety
-/// `into` is null or may be written; `config` is as for [`Config::read`].
+/// `into` is null or may be written; `config` is null or as for [`Config::read`].
 unsafe fn derive(
     parent: Opaque,
     into: *mut Opaque,
@@ -248,15 +248,15 @@ unsafe fn derive(
         let parent = handles::get(parent)?;
         let config = match config.is_null() {
             true => parent.config,
-            // SAFETY: the caller's promise.
+            // SAFETY: not null, so a configuration.
             false => unsafe { Config::read(config)? },
         };
         let device = parent.device;
         let kind = kind(&parent, parent.ready()?)?;
-        let turn = Turn::take(parent)?;
-        let origin = Origin::Derived(Derivation { turn, kind });
+        let ticket = Ticket::take(parent)?;
+        let origin = Origin::Derived(Derivation { ticket, kind });
         let request = Request { origin, device, config };
-        // SAFETY: the caller's promise.
+        // SAFETY: `into` is not null, so it may be written.
         unsafe { Communicator::create(request, into) }
     })())
 }

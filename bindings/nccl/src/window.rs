@@ -13,7 +13,7 @@ use doorbell_collectives::gpu::GpuError;
 use doorbell_cuda::{Context, DevicePtr, Foreign, RelaxedCapture};
 
 use crate::abi::{Opaque, Status, present};
-use crate::derivation::Turn;
+use crate::derivation::Ticket;
 use crate::failure::{Failure, caught};
 use crate::{group, handles};
 
@@ -39,7 +39,7 @@ struct Window {
 
 /// A registration that the other ranks have to join.
 pub(crate) struct Registration {
-    turn: Turn,
+    ticket: Ticket,
     window: Window,
 }
 
@@ -77,7 +77,7 @@ pub(crate) unsafe fn register(
         unsafe { into.write(ptr::without_provenance_mut(handle)) };
         match flags & SYMMETRIC != 0 {
             true => group::register(Registration {
-                turn: Turn::take(known)?,
+                ticket: Ticket::take(known)?,
                 window,
             }),
             false => Ok(Status::Success),
@@ -133,7 +133,7 @@ pub(crate) fn complete(all: Vec<Registration>) -> Result<(), Failure> {
 
 impl Registration {
     fn run(self) -> Result<(), Failure> {
-        let gpu = &self.turn.come()?.gpu;
+        let gpu = &self.ticket.wait()?.gpu;
         // The program may capture in another thread.
         let _relaxed = RelaxedCapture::enter(gpu.context().driver());
         let memory = self.window.memory(gpu.context())?;

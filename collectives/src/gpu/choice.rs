@@ -67,7 +67,7 @@ impl Choice {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::SendRecv => bytes,
             _ => bytes.saturating_mul(ranks.into()),
         };
-        if sharing.takes_turns && options.executor.is_none() {
+        if sharing.is_time_sliced && options.executor.is_none() {
             let (algorithm, slice) = copies(options, ranks, collective, whole);
             return Self::Copies(algorithm, slice);
         }
@@ -451,9 +451,9 @@ mod tests {
     }
 
     #[test]
-    fn no_kernel_waits_where_contexts_take_turns() {
+    fn no_kernel_waits_where_contexts_are_time_sliced() {
         let mut sharing = on_one_gpu(4);
-        sharing.takes_turns = true;
+        sharing.is_time_sliced = true;
         for &collective in Collective::ALL {
             for count in [0, 1, 5000, 1 << 28] {
                 for (registered, has_streams) in [(false, false), (false, true), (true, true)] {

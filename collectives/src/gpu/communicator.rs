@@ -135,7 +135,7 @@ impl GpuCommunicator {
         let (mut words, mut kernels) = (None, None);
         if let OperationPath::Direct(peers) = &path {
             let kernels = kernels.insert(CollectiveKernels::of(context));
-            if choice::reduces_unregistered_by_copies(&options) || sharing.takes_turns {
+            if choice::reduces_unregistered_by_copies(&options) || sharing.is_time_sliced {
                 kernels.reducer().prepare_all()?;
             }
             state.copies = Some(Copies::new(kernels, Arc::clone(peers), options.copiers.unwrap_or(1))?);
@@ -399,11 +399,11 @@ impl GpuCommunicator {
         done
     }
 
-    /// Of an operation that goes through the host since contexts take turns.
+    /// Of an operation that goes through the host since contexts are time-sliced.
     fn refuse_capture(&self, stages: bool, stream: &Stream) -> Result<(), GpuError> {
         match stages && stream.is_capturing()? {
             true => Err(not_capturable(
-                "the ranks of a GPU take turns, as there is no MPS daemon",
+                "the ranks of a GPU are time-sliced, as there is no MPS daemon",
             )),
             false => Ok(()),
         }

@@ -58,7 +58,7 @@ impl Kernels {
             .map(|arena| arena.device_ptr().0)
             .collect();
         let (rank, areas, stop) = (peers.rank(), peers.areas(), peers.control().device_ptr().0);
-        let lines = sharing.ranks > 1 || choice::may_use_lines(options, arenas.len() as u32);
+        let lines = choice::may_use_lines(options, arenas.len() as u32);
         // FIFOs are for as many blocks as there may be, so that their slots are as large as
         // possible.
         let blocks = sharing.blocks(MAX_THREADS, options.blocks.unwrap_or(MAX_BLOCKS / 2));

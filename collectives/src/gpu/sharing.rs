@@ -6,9 +6,9 @@
 //! as smaller blocks wait for no more room than they have threads, each launch has at most its
 //! share of all multiprocessors' threads.
 //!
-//! That is of no use to contexts that are not executed concurrently: a GPU gives those of different
-//! processes turns of some 2 ms, unless they are clients of one MPS daemon. Then no kernel may
-//! wait, as the one that it waits for has no turn meanwhile.
+//! That is of no use to contexts that are not executed concurrently: a GPU time-slices those of
+//! different processes, some 2 ms each, unless they are clients of one MPS daemon. Then no kernel
+//! may wait, as the one that it waits for has no time slice meanwhile.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -56,7 +56,7 @@ enum Concurrency {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 struct Known {
     ranks: u32,
-    takes_turns: bool,
+    is_time_sliced: bool,
 }
 
 /// How the ranks share GPUs, the same on all of them.
@@ -64,8 +64,8 @@ struct Known {
 pub(super) struct Sharing {
     /// The most ranks on a GPU.
     pub(super) ranks: u32,
-    /// Whether contexts of a GPU take turns, or too many ranks share it: kernels may not wait.
-    pub(super) takes_turns: bool,
+    /// Whether contexts of a GPU are time-sliced, or too many ranks share it: kernels may not wait.
+    pub(super) is_time_sliced: bool,
     /// Threads that a launch may have; `None` where no GPU is shared.
     threads: Option<u32>,
 }
@@ -79,16 +79,16 @@ impl GpuOffer {
         // Ranks of other communicators are other processes, unless they have been met.
         let known = known(device).unwrap_or(Known {
             ranks: 1,
-            takes_turns: false,
+            is_time_sliced: false,
         });
-        let takes_turns = of_all > 1 && !matches!(concurrency, Concurrency::Mps(..));
+        let is_time_sliced = of_all > 1 && !matches!(concurrency, Concurrency::Mps(..));
         Ok(Self {
             uuid: device.uuid()?.0,
             multiprocessors: u32::try_from(multiprocessors).unwrap_or(0),
             concurrency,
             known: Known {
                 ranks: known.ranks.max(of_all),
-                takes_turns: known.takes_turns || takes_turns,
+                is_time_sliced: known.is_time_sliced || is_time_sliced,
             },
         })
     }
@@ -108,7 +108,7 @@ fn ranks_of_environment() -> Result<u32, GpuError> {
 fn concurrency(context: &Context) -> Concurrency {
     /// Of this process, which has one primary context of a GPU, and its other contexts.
     static PROCESS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-    // An older driver does not say: then contexts are taken to have turns.
+    // An older driver does not say: then contexts are taken to be time-sliced.
     if context.device().has(Attribute::MpsEnabled) {
         let folder = doorbell_trust::variable("CUDA_MPS_PIPE_DIRECTORY").filter(|folder| !folder.is_empty());
         let folder = folder.map_or_else(|| PathBuf::from("/tmp/nvidia-mps"), PathBuf::from);
@@ -137,7 +137,7 @@ fn remember(device: Device, found: Known) {
     match all.iter_mut().find(|(of, _)| *of == device) {
         Some((_, known)) => {
             known.ranks = known.ranks.max(found.ranks);
-            known.takes_turns |= found.takes_turns;
+            known.is_time_sliced |= found.is_time_sliced;
         }
         None => all.push((device, found)),
     }
@@ -171,7 +171,7 @@ impl Sharing {
         let is_too_little = threads.is_some_and(|threads| threads < BLOCK.max(queues * EXCHANGE_THREADS[4]));
         let sharing = Self {
             ranks: found.values().map(|known| known.ranks).max().unwrap_or(1),
-            takes_turns: is_too_little || shared().any(|(_, known)| known.takes_turns),
+            is_time_sliced: is_too_little || shared().any(|(_, known)| known.is_time_sliced),
             threads,
         };
         (sharing, found)
@@ -207,7 +207,7 @@ fn together(offers: &[&GpuOffer]) -> Known {
             .max()
             .unwrap_or(0)
             .max(offers.len() as u32),
-        takes_turns: !are_concurrent || known.clone().any(|known| known.takes_turns),
+        is_time_sliced: !are_concurrent || known.clone().any(|known| known.is_time_sliced),
     }
 }
 
@@ -222,7 +222,7 @@ pub(super) mod tests {
             concurrency,
             known: Known {
                 ranks: 1,
-                takes_turns: false,
+                is_time_sliced: false,
             },
         })
     }
@@ -237,7 +237,7 @@ pub(super) mod tests {
         assert_eq!(on_one_gpu(1).blocks(512, 256), 256, "not shared");
         for ranks in 2..=16 {
             let sharing = on_one_gpu(ranks as usize);
-            assert!(!sharing.takes_turns, "{ranks}");
+            assert!(!sharing.is_time_sliced, "{ranks}");
             for threads in [32, 96, 128, 512] {
                 let resident = sharing.blocks(threads, u32::MAX) * threads * ranks * CONCURRENT;
                 assert!(resident <= 132 * BLOCK, "{ranks} ranks, blocks of {threads}");
@@ -256,18 +256,18 @@ pub(super) mod tests {
 
     #[test]
     fn contexts_take_turns_unless_one_process_or_daemon_has_them() {
-        let takes_turns = |offers: &[Option<GpuOffer>]| Sharing::of(offers).0.takes_turns;
+        let is_time_sliced = |offers: &[Option<GpuOffer>]| Sharing::of(offers).0.is_time_sliced;
         let [one, other] = [1, 2].map(|context| offer(0, Concurrency::Context(context)));
-        assert!(!takes_turns(&[one, one]), "one process");
-        assert!(takes_turns(&[one, other]), "two processes");
-        assert!(!takes_turns(&[one, offer(1, Concurrency::Context(2))]), "two GPUs");
+        assert!(!is_time_sliced(&[one, one]), "one process");
+        assert!(is_time_sliced(&[one, other]), "two processes");
+        assert!(!is_time_sliced(&[one, offer(1, Concurrency::Context(2))]), "two GPUs");
         let [first, second] = [3, 4].map(|inode| offer(0, Concurrency::Mps(1, inode)));
-        assert!(!takes_turns(&[first, first]), "one daemon");
+        assert!(!is_time_sliced(&[first, first]), "one daemon");
         assert!(
-            takes_turns(&[first, second]) && takes_turns(&[first, one]),
+            is_time_sliced(&[first, second]) && is_time_sliced(&[first, one]),
             "different daemons"
         );
-        assert!(!takes_turns(&[one, None, None]), "ranks without a GPU");
+        assert!(!is_time_sliced(&[one, None, None]), "ranks without a GPU");
     }
 
     #[test]
@@ -277,8 +277,8 @@ pub(super) mod tests {
         offers[1].as_mut().unwrap().known.ranks = 4;
         let (sharing, _) = Sharing::of(&offers);
         assert_eq!((sharing.ranks, sharing.blocks(512, 128)), (4, 16));
-        offers[1].as_mut().unwrap().known.takes_turns = true;
-        assert!(Sharing::of(&offers).0.takes_turns);
+        offers[1].as_mut().unwrap().known.is_time_sliced = true;
+        assert!(Sharing::of(&offers).0.is_time_sliced);
     }
 
     #[test]
@@ -288,9 +288,9 @@ pub(super) mod tests {
             offer.as_mut().unwrap().multiprocessors = multiprocessors;
             Sharing::of(&vec![offer; ranks]).0
         };
-        assert!(!of(16, 8).takes_turns, "a block each");
+        assert!(!of(16, 8).is_time_sliced, "a block each");
         assert!(
-            of(16, 16).takes_turns && of(14, 8).takes_turns,
+            of(16, 16).is_time_sliced && of(14, 8).is_time_sliced,
             "less than a block each"
         );
     }

@@ -1,5 +1,5 @@
 //! Several ranks on one GPU: the thread blocks of all are resident together, and where contexts
-//! take turns, no kernel waits.
+//! are time-sliced, no kernel waits.
 
 use std::sync::Barrier;
 use std::time::Duration;
@@ -88,7 +88,7 @@ fn both_at_once(gpus: [&GpuCommunicator; 2], case: &Case) {
 fn all_are_resident(p: u32, counts: &[u64]) {
     let standin = one_gpu(64);
     ranks(standin.driver().unwrap(), p, &options(), |gpu| {
-        assert!(gpu.ranks_per_gpu() == p && !gpu.takes_turns());
+        assert!(gpu.ranks_per_gpu() == p && !gpu.is_time_sliced());
         every_collective(&gpu, &Stream::new(gpu.context()).unwrap(), counts, ReduceOp::Sum);
         let other = gpu.host().duplicate().unwrap();
         let other = GpuCommunicator::new(other, gpu.context(), options()).unwrap();
@@ -162,7 +162,7 @@ fn thread_blocks_that_have_no_room_wait_until_the_deadline() {
 /// As ranks in different processes without an MPS daemon: each has a context of its own. Once no
 /// multiprocessor has room for it, a kernel that may wait would not begin.
 #[test]
-fn no_kernel_waits_where_contexts_take_turns() {
+fn no_kernel_waits_where_contexts_are_time_sliced() {
     for p in [2, 5] {
         let standin = one_gpu(132);
         let driver = standin.driver().unwrap();
@@ -170,7 +170,7 @@ fn no_kernel_waits_where_contexts_take_turns() {
         world::ranks(p, &world::options(), |comm| {
             let context = driver.device(0).unwrap().separate_context().unwrap();
             let gpu = GpuCommunicator::new(comm, &context, options()).unwrap();
-            assert!(gpu.ranks_per_gpu() == p && gpu.takes_turns());
+            assert!(gpu.ranks_per_gpu() == p && gpu.is_time_sliced());
             ready.wait();
             set_multiprocessors(&standin, 0);
             ready.wait();
@@ -181,7 +181,7 @@ fn no_kernel_waits_where_contexts_take_turns() {
             captured(&gpu, &stream);
             gpu.destroy().unwrap();
         });
-        standin.assert_nothing_left("ranks that take turns");
+        standin.assert_nothing_left("time-sliced ranks");
     }
 }
 

@@ -28,7 +28,7 @@ pub struct CollectiveKernels {
     reducer: Reducer,
 }
 
-/// The kernels of each context, as long as somebody has them.
+/// The kernels of each context, as long as a communicator has them.
 static SHARED: Mutex<Vec<Weak<CollectiveKernels>>> = Mutex::new(Vec::new());
 
 impl CollectiveKernels {

@@ -82,12 +82,12 @@ struct LaunchPolicy {
     /// The end of the backoff, during which other mechanisms copy, and the length of the next.
     backoff_until: Option<Instant>,
     backoff: Duration,
-    /// The block and the program's kernels are in contexts that take turns.
-    takes_turns: bool,
+    /// The block and the program's kernels are in contexts that are time-sliced.
+    is_time_sliced: bool,
 }
 
 impl LaunchPolicy {
-    fn new(takes_turns: bool) -> Self {
+    fn new(is_time_sliced: bool) -> Self {
         Self {
             resident_score: 0,
             launch_score: 0,
@@ -95,7 +95,7 @@ impl LaunchPolicy {
             retry_after: RETRY_LAUNCHES[0],
             backoff_until: None,
             backoff: BACKOFF[0],
-            takes_turns,
+            is_time_sliced,
         }
     }
 
@@ -117,7 +117,7 @@ impl LaunchPolicy {
     }
 
     fn record_latency(&mut self, time: Duration, was_resident: bool, now: Instant) {
-        if self.takes_turns && time >= START_TIMEOUT {
+        if self.is_time_sliced && time >= START_TIMEOUT {
             // It waited for its turn, and then delayed the kernels that run.
             self.backoff_until = Some(now + self.backoff);
             self.backoff = (8 * self.backoff).min(BACKOFF[1]);
@@ -130,8 +130,12 @@ impl LaunchPolicy {
             (false, true) => self.record_idle_stay(),
             (true, false) => {
                 self.launch_score = decrement(self.launch_score);
-                // Kernels that are waited for in turns come and go.
-                let shorter = if self.takes_turns { self.backoff / 2 } else { BACKOFF[0] };
+                // Kernels of time-sliced contexts come and go.
+                let shorter = if self.is_time_sliced {
+                    self.backoff / 2
+                } else {
+                    BACKOFF[0]
+                };
                 self.backoff = shorter.max(BACKOFF[0]);
             }
             (false, false) => {
@@ -415,10 +419,10 @@ impl SmallCopies {
         Ok(!self.policy.in_backoff() && (!self.launch_cancelled || self.word(EXITED)? == self.launches))
     }
 
-    /// Whether kernels of this context had to wait for their turn just now.
+    /// Whether kernels of this context had to wait for their time slice just now.
     #[must_use]
     pub fn waits_for_turns(&self) -> bool {
-        self.policy.takes_turns && self.policy.in_backoff()
+        self.policy.is_time_sliced && self.policy.in_backoff()
     }
 
     /// Cancels all pending commands if the block should have started long ago: kernels may occupy
@@ -503,12 +507,12 @@ mod tests {
 
     #[test]
     fn a_block_that_waits_for_its_turn_is_left_out_at_once() {
-        for (takes_turns, resident) in [(false, true), (false, false), (true, true), (true, false)] {
-            let mut policy = LaunchPolicy::new(takes_turns);
+        for (is_time_sliced, resident) in [(false, true), (false, false), (true, true), (true, false)] {
+            let mut policy = LaunchPolicy::new(is_time_sliced);
             policy.record_latency(SLOW_COMMAND, resident, Instant::now());
             assert!(!policy.in_backoff());
             policy.record_latency(START_TIMEOUT, resident, Instant::now());
-            assert_eq!(policy.in_backoff(), takes_turns);
+            assert_eq!(policy.in_backoff(), is_time_sliced);
         }
     }
 

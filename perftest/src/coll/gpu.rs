@@ -129,8 +129,8 @@ pub(super) fn run(
 
 fn sharing(gpu: &GpuCommunicator) -> String {
     let ranks = gpu.ranks_per_gpu();
-    let how = match gpu.takes_turns() {
-        true => ", and take turns on it: with doorbell run --nccl --ranks-per-gpu N they do not",
+    let how = match gpu.is_time_sliced() {
+        true => ", time-sliced: with doorbell run --nccl --ranks-per-gpu N they are not",
         false => "",
     };
     format!("{ranks} ranks share a GPU{how}")

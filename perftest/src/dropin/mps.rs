@@ -1,6 +1,6 @@
 //! An MPS daemon for a command whose ranks share GPUs (`--ranks-per-gpu`).
 //!
-//! A GPU executes contexts of different processes in turns, unless they are clients of NVIDIA's MPS
+//! A GPU time-slices contexts of different processes, unless they are clients of NVIDIA's MPS
 //! daemon. The daemon has folders of its own, so it serves this command alone, changes no setting
 //! of a GPU, and ends with the command.
 
@@ -51,7 +51,7 @@ pub(super) fn provide(parent: &Path, ranks: u8) -> (Option<Daemon>, Vec<Variable
         Err(reason) => {
             let reason = one_line(&reason);
             eprintln!(
-                "doorbell: warning: no MPS daemon, so the ranks of a GPU take turns of milliseconds: {CONTROL}: {reason}"
+                "doorbell: warning: no MPS daemon, so the ranks of a GPU are time-sliced, milliseconds each: {CONTROL}: {reason}"
             );
             None
         }

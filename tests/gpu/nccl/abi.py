@@ -5,7 +5,7 @@ Checks that both give the same results, that a survivor gets an error when a ran
 prints the median and the longest time of a step. NVLink's multicast is off for NCCL.
 
 With --ranks-per-gpu more than one rank is on each GPU, and NCCL, which refuses that, is left out;
-ranks take turns unless this runs under an MPS daemon (doorbell run --nccl --ranks-per-gpu N).
+ranks are time-sliced unless this runs under an MPS daemon (doorbell run --nccl --ranks-per-gpu N).
 
 A library of NCCL's name is preloaded: what PyTorch, CuPy and JAX load is then Doorbell's.
 

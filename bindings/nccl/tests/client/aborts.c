@@ -34,19 +34,6 @@ static int aborts(void) {
     return rank == ranks - 1;
 }
 
-/* The other rank learns of the abort. */
-static void learn(ncclComm_t comm) {
-    ncclResult_t state = ncclSuccess;
-    while (state == ncclSuccess) {
-        usleep(1000);
-        OK(ncclCommGetAsyncError(comm, &state));
-    }
-    CHECK(state == ncclRemoteError);
-    CHECK(names_rank(comm, ranks - 1));
-    CHECK(strstr(ncclGetLastError(comm), "ncclCommAbort"));
-    OK(ncclCommAbort(comm));
-}
-
 static ncclUniqueId next_id(ncclComm_t parent) {
     ncclUniqueId next;
     if (!rank) OK(ncclGetUniqueId(&next));
@@ -88,7 +75,7 @@ void abort_initialisations(void) {
             continue;
         }
         ncclResult_t result = ncclCommInitRank(&comm, ranks, next, rank);
-        if (result == ncclSuccess) learn(comm);
+        if (result == ncclSuccess) await_abort(comm);
         else CHECK(result == ncclRemoteError && names_rank(NULL, ranks - 1));
     }
     OK(ncclCommDestroy(parent));
@@ -137,7 +124,7 @@ void abort_operations(void) {
             }
             gpu_synchronize(stream);
             if (aborts()) pthread_join(thread, NULL);
-            else learn(comm);
+            else await_abort(comm);
         }
     }
     OK(ncclCommDestroy(parent));

@@ -56,6 +56,8 @@ ncclResult_t state_at_last(ncclComm_t comm);
 void share_id(ncclComm_t comm, ncclUniqueId *other, cudaStream_t stream);
 /* Whether the last error of the communicator, or of any, names this rank. */
 int names_rank(ncclComm_t comm, int other);
+/* Waits until the communicator has failed as the last rank has aborted, and aborts it. */
+void await_abort(ncclComm_t comm);
 
 void collectives(void);
 void collectives_in_groups(void);

@@ -48,15 +48,7 @@ static void abort_one(int is_captured) {
         pthread_join(thread, NULL);
         FAILS(ncclAllReduce(memory, memory, COUNT, ncclFloat32, ncclSum, comm, stream), ncclInvalidArgument, "aborted");
     } else {
-        ncclResult_t state = ncclSuccess;
-        while (state == ncclSuccess) {
-            usleep(1000);
-            OK(ncclCommGetAsyncError(comm, &state));
-        }
-        CHECK(state == ncclRemoteError);
-        CHECK(names_rank(comm, ranks - 1));
-        CHECK(strstr(ncclGetLastError(comm), "ncclCommAbort"));
-        OK(ncclCommAbort(comm));
+        await_abort(comm);
     }
 }
 

@@ -42,6 +42,18 @@ int names_rank(ncclComm_t comm, int other) {
     return strstr(ncclGetLastError(comm), name) != NULL;
 }
 
+void await_abort(ncclComm_t comm) {
+    ncclResult_t state = ncclSuccess;
+    while (state == ncclSuccess) {
+        usleep(1000);
+        OK(ncclCommGetAsyncError(comm, &state));
+    }
+    CHECK(state == ncclRemoteError);
+    CHECK(names_rank(comm, ranks - 1));
+    CHECK(strstr(ncclGetLastError(comm), "ncclCommAbort"));
+    OK(ncclCommAbort(comm));
+}
+
 static void wait_for_end(void) {
     char byte;
     while (read(0, &byte, 1) > 0) { }

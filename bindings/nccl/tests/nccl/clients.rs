@@ -178,16 +178,16 @@ fn graphs_of_the_program_mix_with_direct_operations_and_outlive_the_communicator
 const ON_ONE_GPU: (&str, &str) = ("DOORBELL_STANDIN", "prompt,devices=1");
 
 #[test]
-fn collectives_of_ranks_that_take_turns_on_one_gpu() {
+fn collectives_of_ranks_that_are_time_sliced() {
     pass("collectives", 3, 3, &[ON_ONE_GPU]);
 }
 
 #[test]
-fn groups_of_ranks_that_take_turns_on_one_gpu() {
+fn groups_of_ranks_that_are_time_sliced() {
     pass("groups", 3, 3, &[ON_ONE_GPU]);
 }
 
-/// Captures have groups, which the host would have a part in if the ranks took turns.
+/// Captures have groups, which the host would have a part in if the ranks were time-sliced.
 #[test]
 fn graphs_of_ranks_on_one_gpu_with_an_mps_daemon() {
     let folder = tempfile::tempdir().expect("a folder");

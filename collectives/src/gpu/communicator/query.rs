@@ -76,19 +76,19 @@ impl GpuCommunicator {
         self.sharing.ranks
     }
 
-    /// Whether ranks of a GPU take turns, so that no kernel may wait for another rank: the copy
-    /// engines perform operations, and the host performs [groups](Self::group) and reductions with
-    /// a scalar. So it is for contexts of different processes without an MPS daemon, and where a
-    /// GPU is too small for its ranks. The same on all ranks.
+    /// Whether ranks of a GPU are time-sliced, so that no kernel may wait for another rank: the
+    /// copy engines perform operations, and the host performs [groups](Self::group) and reductions
+    /// with a scalar. So it is for contexts of different processes without an MPS daemon, and where
+    /// a GPU is too small for its ranks. The same on all ranks.
     #[must_use]
-    pub fn takes_turns(&self) -> bool {
-        self.sharing.takes_turns
+    pub fn is_time_sliced(&self) -> bool {
+        self.sharing.is_time_sliced
     }
 
     /// Whether what copy engines cannot do goes through host memory: groups, of which no rank knows
     /// all lengths, and reductions with a scalar.
     pub(super) fn stages_some(&self) -> bool {
-        self.sharing.takes_turns && self.options.executor.is_none()
+        self.sharing.is_time_sliced && self.options.executor.is_none()
     }
 
     /// Why operations are staged through host memory, if they are: the same on all ranks.
