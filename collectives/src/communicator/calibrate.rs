@@ -24,7 +24,7 @@ use crate::types::{DataType, Protocol, Rank, ReduceOp};
 
 const SHORT_BYTES: u64 = 8;
 /// Maximum bytes of a message of Simple; longer marks consist of several.
-const SIMPLE_MESSAGE_BYTES: u64 = 256 << 10;
+const SIMPLE_MESSAGE_BYTES: u64 = 128 << 10;
 const MAX_LINE_MARK: u64 = 32 << 10;
 /// The longest mark where ranks outnumber processors.
 const OVERSUBSCRIBED_MAX_MARK: u64 = 512 << 10;
@@ -99,6 +99,8 @@ enum Pattern {
     Gathered(u32),
     /// So many messages from the first rank to the second; the others are idle.
     Isolated(u32),
+    /// The same, reduced as they arrive.
+    IsolatedReduced(u32),
     /// So many ping-pong exchanges between the first two ranks; the others are idle.
     PingPong(u32),
     /// Messages to different ranks, if there are several others, and then as many receives.
@@ -113,6 +115,7 @@ impl Pattern {
             | Self::Reduced(messages)
             | Self::Gathered(messages)
             | Self::Isolated(messages)
+            | Self::IsolatedReduced(messages)
             | Self::PingPong(messages)
             | Self::Burst(messages) => messages,
         }
@@ -135,7 +138,7 @@ impl Pattern {
             let receive = |block| {
                 let (from, into) = (before, Span::block(PlanMemory::Output, block));
                 match self {
-                    Self::Reduced(_) => Step::RecvReduce {
+                    Self::Reduced(_) | Self::IsolatedReduced(_) => Step::RecvReduce {
                         from,
                         form: BlockForm::Element,
                         with: Span::block(PlanMemory::Input, block),
@@ -145,9 +148,9 @@ impl Pattern {
                 }
             };
             match self {
-                Self::PingPong(_) | Self::Isolated(_) if at > 1 => Vec::new(),
-                Self::Isolated(_) if at == 0 => (0..blocks).map(send).collect(),
-                Self::Isolated(_) => (0..blocks).map(receive).collect(),
+                Self::PingPong(_) | Self::Isolated(_) | Self::IsolatedReduced(_) if at > 1 => Vec::new(),
+                Self::Isolated(_) | Self::IsolatedReduced(_) if at == 0 => (0..blocks).map(send).collect(),
+                Self::Isolated(_) | Self::IsolatedReduced(_) => (0..blocks).map(receive).collect(),
                 Self::PingPong(_) => {
                     let (there, here) = match at {
                         0 => (ring[1], true),
@@ -341,8 +344,9 @@ impl<'a> Calibrator<'a> {
                 measurements.push(self.measurement(ring, protocol, Pattern::Forwarded(messages), bytes)?);
                 measurements.push(self.measurement(ring, protocol, Pattern::Reduced(messages), bytes)?);
                 if protocol == Protocol::Simple {
-                    measurements.push(self.measurement(ring, protocol, Pattern::Gathered(messages), bytes)?);
-                    measurements.push(self.measurement(ring, protocol, Pattern::Isolated(messages), bytes)?);
+                    for pattern in [Pattern::IsolatedReduced, Pattern::Gathered, Pattern::Isolated] {
+                        measurements.push(self.measurement(ring, protocol, pattern(messages), bytes)?);
+                    }
                 }
             }
         }
@@ -409,11 +413,11 @@ impl<'a> Calibrator<'a> {
                 .filter(Measurement::is_measured)
                 .map(|measurement| measurement.hops(GRANTED_MARK).1);
             let (mut resident, mut forwarded, mut reduced) = (Vec::new(), Vec::new(), Vec::new());
-            let (mut gathered, mut isolated) = (Vec::new(), Vec::new());
+            let (mut isolated_reduced, mut gathered, mut isolated) = (Vec::new(), Vec::new(), Vec::new());
             for mark in self.marks(protocol) {
                 let mut kinds = vec![&mut resident, &mut forwarded, &mut reduced];
                 if protocol == Protocol::Simple {
-                    kinds.extend([&mut gathered, &mut isolated]);
+                    kinds.extend([&mut isolated_reduced, &mut gathered, &mut isolated]);
                 }
                 for kind in kinds {
                     let measured = measurements.next().filter(Measurement::is_measured);
@@ -431,6 +435,7 @@ impl<'a> Calibrator<'a> {
                 resident,
                 forwarded,
                 reduced,
+                isolated_reduced,
                 gathered,
                 isolated,
             }

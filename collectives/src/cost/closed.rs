@@ -34,7 +34,15 @@ pub fn predict_ns(
     let channels = u64::from(work.channels.max(1)).min(slices) as f64;
     let whole = work.bytes as f64;
     let message = whole / slices as f64 / f64::from(blocks.max(1));
-    let rates = Rates::new(link, compute, work, (message, work.touched(collective, ranks, message)));
+    // Between two ranks the root of a reduction only receives.
+    let sends = collective != Collective::Reduce || ranks > 2;
+    let rates = Rates::new(
+        link,
+        compute,
+        work,
+        (message, work.touched(collective, ranks, message)),
+        sends,
+    );
     let slice = rates.slice(algorithm, collective, ranks, whole / slices as f64);
     let follows = if slice.coupled { slice.path } else { slice.load };
     let slices = slices as f64;
@@ -81,6 +89,8 @@ struct Rates {
     give: f64,
     take: f64,
     gamma: f64,
+    /// Per byte of the first operand that was received into scratch memory, and of other operands.
+    gathered: (f64, f64),
     copy: f64,
     /// Bytes of a partial result relative to those of an element.
     wide: f64,
@@ -100,16 +110,20 @@ struct RankWork {
     receives: f64,
     out: f64,
     into: f64,
-    reduced: f64,
+    /// ns of reductions.
+    reducing: f64,
     copied: f64,
 }
 
 impl Rates {
-    /// For messages of about so many bytes, in an operation of so many.
-    fn new(link: &Link, compute: &Compute, work: &Work, (message, whole): (f64, f64)) -> Self {
+    /// For messages of about so many bytes, in an operation of so many; whether the rank that
+    /// reduces also sends.
+    fn new(link: &Link, compute: &Compute, work: &Work, (message, whole): (f64, f64), sends: bool) -> Self {
         let cost = link.cost(work.protocol);
         let beta = cost.beta(message, whole, false, 1.0);
         let (giving, taking) = link.data_mover.shares(work.protocol, message);
+        let own = compute.gamma(message, whole);
+        let gathered = cost.gathering(message, whole).filter(|_| giving > taking);
         let wire = match link.data_mover {
             DataMover::Device => cost.beta_ns_per_byte,
             DataMover::Processors => 0.0,
@@ -122,9 +136,8 @@ impl Rates {
             wire,
             give: giving * beta,
             take: taking * beta,
-            gamma: cost
-                .reducing(message, whole)
-                .unwrap_or_else(|| compute.gamma(message, whole)),
+            gamma: cost.reducing(message, whole, sends).unwrap_or(own),
+            gathered: (gathered.unwrap_or(own), own),
             copy: compute.copy(message, whole),
             wide: work.data.accumulator().bytes() as f64 / work.data.bytes() as f64,
         }
@@ -159,7 +172,7 @@ impl Rates {
             + duty.receives * self.receive
             + duty.out * self.give
             + duty.into * self.take
-            + duty.reduced * self.gamma
+            + duty.reducing
             + duty.copied * self.copy;
         processor.max(duty.out.max(duty.into) * self.wire)
     }
@@ -172,13 +185,13 @@ impl Rates {
         };
         let mut path = copied * self.copy;
         for (bytes, reduces) in exchanges {
-            let reduced = if reduces { bytes } else { 0.0 };
-            path += self.hop(bytes) + reduced * self.gamma;
+            let reducing = if reduces { bytes * self.gamma } else { 0.0 };
+            path += self.hop(bytes) + reducing;
             duty.sends += 1.0;
             duty.receives += 1.0;
             duty.out += bytes;
             duty.into += bytes;
-            duty.reduced += reduced;
+            duty.reducing += reducing;
         }
         Slice {
             path,
@@ -259,7 +272,7 @@ impl Rates {
             receives: 1.0,
             out: middle * most,
             into: most,
-            reduced: most,
+            reducing: most * self.gamma,
             copied: 0.0,
         };
         Slice {
@@ -338,15 +351,17 @@ impl Rates {
     fn mesh(&self, algorithm: Algorithm, collective: Collective, ranks: u32, n: f64) -> Slice {
         let others = f64::from(ranks - 1);
         let part = n / f64::from(ranks);
+        // Reads of what several ranks have written to scratch memory overlap.
+        let gathered = |bytes: f64| bytes * (self.gathered.0 + (others - 1.0) * self.gathered.1);
         let all = |bytes: f64, reduces: bool, copied: f64| {
-            let reduced = if reduces { others * bytes } else { 0.0 };
+            let reducing = if reduces { gathered(bytes) } else { 0.0 };
             let moved = others * bytes;
             let duty = RankWork {
                 sends: others,
                 receives: others,
                 out: moved,
                 into: moved,
-                reduced,
+                reducing,
                 copied,
             };
             let stage = self.stage(Stage {
@@ -356,17 +371,17 @@ impl Rates {
             });
             let processor = others * (self.giving(bytes) + self.receive + bytes * self.take) + copied * self.copy;
             Slice {
-                path: stage.max(processor) + reduced * self.gamma,
+                path: stage.max(processor) + reducing,
                 load: self.load(duty),
                 coupled: true,
             }
         };
         let to_root = |bytes: f64, reduces: bool| {
-            let (reduced, copied) = if reduces { (others * bytes, 0.0) } else { (0.0, bytes) };
+            let (reducing, copied) = if reduces { (gathered(bytes), 0.0) } else { (0.0, bytes) };
             let duty = RankWork {
                 receives: others,
                 into: others * bytes,
-                reduced,
+                reducing,
                 copied,
                 ..RankWork::default()
             };
@@ -379,7 +394,7 @@ impl Rates {
                 ..RankWork::default()
             };
             Slice {
-                path: comes + takes + reduced * self.gamma,
+                path: comes + takes + reducing,
                 load: self.load(duty).max(self.load(leaf)),
                 coupled: false,
             }

@@ -74,6 +74,9 @@ pub struct ByteCosts {
     pub forwarded: Scale,
     /// Of data that the receiver reduces on arrival, including γ and staging.
     pub reduced: Scale,
+    /// The same where the receiver sends nothing meanwhile: of the slower of sender and receiver.
+    #[serde(rename = "reduced_alone")]
+    pub isolated_reduced: Scale,
     /// Of data that a later step of the receiver reduces, including γ.
     pub gathered: Scale,
     /// Of data in memory, while no other rank of the host uses the memory bandwidth.
@@ -121,11 +124,18 @@ impl MessageCost {
         if self.is_copied(bytes) { 0.0 } else { self.confirm_ns }
     }
 
-    /// ns per byte that reducing adds to β; `None` where only γ is known.
+    /// ns per byte that reducing adds to β, at a rank that also sends or only receives; `None` where
+    /// only γ is known.
     #[must_use]
-    pub fn reducing(&self, bytes: f64, whole: f64) -> Option<f64> {
+    pub fn reducing(&self, bytes: f64, whole: f64, sends: bool) -> Option<f64> {
         let moves = self.bytes?;
-        Some((moves.reduced.ns_per_byte(bytes, whole) - moves.resident.ns_per_byte(bytes, whole)).max(0.0))
+        let at = |scale: Scale| scale.ns_per_byte(bytes, whole);
+        let both = (at(moves.reduced) - at(moves.resident)).max(0.0);
+        Some(if sends {
+            both
+        } else {
+            both.min(at(moves.isolated_reduced))
+        })
     }
 
     /// The same where a later step reduces what was received.

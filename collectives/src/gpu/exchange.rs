@@ -1,5 +1,5 @@
 //! The executor of messages between pairs of ranks: one launch of a kernel, in which blocks of
-//! their own serve each peer and direction. `gpudirect/cuda/kernels/exchange.cu` has the protocol;
+//! their own serve each peer and direction, as many as there are for the group. `gpudirect/cuda/kernels/exchange.cu` has the protocol;
 //! it uses the area [`Areas::exchange`].
 //!
 //! It executes no plan: the programs of [`lower`](super::lower) have the same slices on all ranks,
@@ -17,7 +17,7 @@ use crate::executor::Direction;
 use crate::types::Rank;
 
 /// The version of [`Arguments`].
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 /// Maximum messages of a launch; a message of a rank to itself counts twice.
 const MAX_MESSAGES: usize = 224;
 /// A queue per peer and direction, and one of this rank's messages to itself.
@@ -26,6 +26,8 @@ const MAX_QUEUES: usize = 32;
 /// wait for nothing.
 const MAX_BLOCKS: u32 = 128;
 const MAX_COPY_BLOCKS: u32 = 32;
+/// Channels by which one queue reaches the rate of NVLink.
+const FAST_CHANNELS: u32 = 16;
 /// Slots of a channel.
 const SLOTS: u64 = 4;
 const MAX_SLOT: u64 = 256 << 10;
@@ -42,7 +44,10 @@ const MISMATCH: usize = 32;
 /// The kernel's layout of an arena, the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct ExchangeLayout {
+    /// Channels of a queue.
     channels: u32,
+    /// Maximum thread blocks of a launch's sends and receives, if there are enough for its queues.
+    blocks: u32,
     slot_bytes: u32,
     flags: u64,
     counts: u64,
@@ -50,10 +55,13 @@ struct ExchangeLayout {
 }
 
 impl ExchangeLayout {
-    /// For launches of at most `blocks` thread blocks, of two directions with each other rank.
+    /// For launches of at most `blocks` thread blocks. Each of a queue's blocks serves as many
+    /// channels in an exchange with all other ranks; with one of them, each serves one.
     fn new(areas: &Areas, ranks: u32, blocks: u32) -> Self {
         let peers = ranks.saturating_sub(1).max(1);
-        let channels = (blocks.min(MAX_BLOCKS) / (2 * peers)).max(1);
+        let blocks = blocks.min(MAX_BLOCKS);
+        let of_all_peers = (blocks / (2 * peers)).max(1);
+        let channels = of_all_peers * (FAST_CHANNELS.min(blocks / 2) / of_all_peers).max(1);
         let flags = areas.exchange.start as u64;
         let of_all = |bytes: u64| u64::from(channels) * MAX_PEERS as u64 * bytes;
         let counts = flags + of_all(FLAGS);
@@ -62,11 +70,18 @@ impl ExchangeLayout {
         let slot = room / (u64::from(peers) * u64::from(channels) * SLOTS);
         Self {
             channels,
+            blocks,
             slot_bytes: (slot.min(MAX_SLOT) / 512 * 512) as u32,
             flags,
             counts,
             slots,
         }
+    }
+
+    /// Blocks of each of so many queues, of which each serves about as many channels.
+    fn blocks_of(&self, queues: u32) -> u32 {
+        let most = (self.blocks / queues.max(1)).clamp(1, self.channels);
+        self.channels.div_ceil(self.channels.div_ceil(most))
     }
 }
 
@@ -97,8 +112,8 @@ doorbell_cuda::kernel_arguments! {
         channels: u32,
         slot_bytes: u32,
         reserved: u32,
-        /// The direction, the peer, the blocks, the first message and the number of messages: 4,
-        /// 12, 16, 16 and 16 bits.
+        /// The direction, the peer, the blocks, the channels that have messages, the first message
+        /// and the number of messages: 4, 12, 8, 8, 16 and 16 bits.
         queues: [u64; MAX_QUEUES],
         /// Address and length. Of a copy the target follows the source.
         messages: [[u64; 2]; MAX_MESSAGES],
@@ -181,7 +196,12 @@ impl ExchangeExecutor {
         if layout.slot_bytes == 0 {
             return Err(group.misuse("the area for messages is too small for so many ranks".to_owned()));
         }
+        let (rank, ranks) = (self.rank.0, self.arenas.len() as u32);
+        let peers = || (0..ranks).map(Rank).filter(|peer| *peer != self.rank);
+        let with = |direction| peers().filter(move |peer| group.of(direction, *peer).next().is_some());
+        let queues = with(Direction::Send).count() + with(Direction::Receive).count();
         let mut encoder = Encoder {
+            most: layout.blocks_of(queues as u32),
             arguments: Arguments {
                 version: VERSION,
                 stop: self.control,
@@ -201,7 +221,6 @@ impl ExchangeExecutor {
             messages: 0,
             blocks: 0,
         };
-        let (rank, ranks) = (self.rank.0, self.arenas.len() as u32);
         let too_many = || group.misuse(format!("a group has at most {MAX_MESSAGES} messages"));
         // Each rank begins with its successor, so that no rank is the first destination of all.
         for distance in 1..ranks {
@@ -222,6 +241,8 @@ impl ExchangeExecutor {
 }
 
 struct Encoder {
+    /// Maximum blocks of a queue of sends or receives.
+    most: u32,
     arguments: Arguments,
     queues: usize,
     messages: usize,
@@ -238,16 +259,20 @@ impl Encoder {
             self.messages += 1;
             units = bytes.div_ceil(GRANULE).max(units);
         }
-        let (count, most) = match kind {
-            QueueKind::Send | QueueKind::Receive => (self.messages - first, self.arguments.channels),
-            QueueKind::Copy => ((self.messages - first) / 2, MAX_COPY_BLOCKS),
+        let (count, most, channels) = match kind {
+            QueueKind::Send | QueueKind::Receive => (self.messages - first, self.most, self.arguments.channels),
+            QueueKind::Copy => ((self.messages - first) / 2, MAX_COPY_BLOCKS, MAX_COPY_BLOCKS),
         };
         if count == 0 {
             return Some(());
         }
-        let blocks = u64::from(most).min(units);
-        *self.arguments.queues.get_mut(self.queues)? =
-            kind as u64 | u64::from(peer.0) << 4 | blocks << 16 | (first as u64) << 32 | (count as u64) << 48;
+        let (blocks, active) = (u64::from(most).min(units), u64::from(channels).min(units));
+        *self.arguments.queues.get_mut(self.queues)? = kind as u64
+            | u64::from(peer.0) << 4
+            | blocks << 16
+            | active << 24
+            | (first as u64) << 32
+            | (count as u64) << 48;
         self.queues += 1;
         self.blocks += blocks as u32;
         Some(())
@@ -297,8 +322,13 @@ mod tests {
                 assert!(
                     layout.slot_bytes >= 512 && layout.flags.is_multiple_of(64) && layout.slots.is_multiple_of(512)
                 );
-                let resident = u64::from(layout.channels) * 2 * peers;
-                assert!(resident <= u64::from(MAX_BLOCKS) && (layout.channels == 1 || resident <= blocks.into()));
+                assert!(layout.channels <= MAX_BLOCKS);
+                for queues in 1..=2 * peers as u32 {
+                    let each = layout.blocks_of(queues);
+                    let resident = each * queues;
+                    assert!((1..=layout.channels).contains(&each));
+                    assert!(resident <= MAX_BLOCKS && (each == 1 || resident <= blocks));
+                }
             }
         }
     }

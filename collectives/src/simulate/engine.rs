@@ -205,7 +205,8 @@ impl<'a> Simulation<'a> {
                     queue.push(ranks[rank.index()].free, threads.len() as u32);
                     let (mut receives, mut senders) = (false, Vec::new());
                     let lone = local.lone.max(remote.lone) > 0.0;
-                    let sends = !lone
+                    let measured = local.cost.bytes.or(remote.cost.bytes).is_some();
+                    let sends = !(lone || measured)
                         || schedule
                             .steps(strand, rank)
                             .any(|step| matches!(step, Step::Send { .. }));

@@ -440,6 +440,7 @@ fn memory_bandwidth_is_shared() {
         resident: scale(all),
         forwarded: scale(all),
         reduced: scale(all),
+        isolated_reduced: scale(all),
         gathered: scale(all),
         isolated: scale(alone),
     });
@@ -460,6 +461,7 @@ fn the_slices_of_a_long_operation_cost_what_its_memory_does() {
         resident: scale,
         forwarded: scale,
         reduced: scale,
+        isolated_reduced: scale,
         gathered: scale,
         isolated: scale,
     });
@@ -483,6 +485,7 @@ fn what_another_processor_wrote_costs_more_to_reduce() {
             resident: scale(moved),
             forwarded: scale(moved),
             reduced: scale(moved),
+            isolated_reduced: scale(moved),
             gathered: scale(gathered),
             isolated: scale(moved),
         });

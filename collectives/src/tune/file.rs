@@ -193,6 +193,7 @@ impl TuningFile {
                         ("settled", moves.resident),
                         ("fresh", moves.forwarded),
                         ("reduced", moves.reduced),
+                        ("reduced_alone", moves.isolated_reduced),
                         ("gathered", moves.gathered),
                         ("alone", moves.isolated),
                     ]

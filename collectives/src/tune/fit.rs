@@ -49,6 +49,8 @@ pub struct Messages {
     pub forwarded: Vec<(u64, Hops)>,
     /// Hops of messages from memory that are reduced on arrival.
     pub reduced: Vec<(u64, Hops)>,
+    /// The same, from the first rank to the second only; of Simple only.
+    pub isolated_reduced: Vec<(u64, Hops)>,
     /// Hops of messages from memory that a later step reduces; of Simple only.
     pub gathered: Vec<(u64, Hops)>,
     /// Hops of messages from memory, from the first rank to the second only.
@@ -115,6 +117,7 @@ impl Messages {
             resident,
             forwarded: rates(&self.forwarded, false).unwrap_or(resident),
             reduced: rates(&self.reduced, false).unwrap_or(resident),
+            isolated_reduced: rates(&self.isolated_reduced, true).unwrap_or(resident),
             gathered: rates(&self.gathered, false).unwrap_or(resident),
             isolated: rates(&self.isolated, true).unwrap_or(resident),
         });
@@ -194,6 +197,7 @@ mod tests {
             let ns = around + waits + 4.0 * (each + bytes as f64 * beta);
             (mark, Hops { bytes, messages, ns })
         };
+        let one_way_hops = |beta: f64| MARKS[2..].iter().map(|&mark| one_way(mark, beta)).collect();
         let one_ns = around + alpha;
         Messages {
             one_ns,
@@ -210,8 +214,9 @@ mod tests {
             resident: hops(beta[0]),
             forwarded: hops(beta[1]),
             reduced: hops(beta[2]),
+            isolated_reduced: one_way_hops(beta[0] / 4.0),
             gathered: hops(beta[3]),
-            isolated: MARKS[2..].iter().map(|&mark| one_way(mark, beta[0] / 2.0)).collect(),
+            isolated: one_way_hops(beta[0] / 2.0),
         }
     }
 
@@ -246,7 +251,8 @@ mod tests {
         near(link.simple.beta(64.0, 1e6, false, 1.0), 0.05);
         near(link.simple.beta(64.0, 1e6, false, 0.0), 0.025);
         near(link.simple.beta(1e6, 64.0, true, 1.0), 0.08);
-        near(link.simple.reducing(1e6, 64.0).unwrap(), 0.04);
+        near(link.simple.reducing(1e6, 64.0, true).unwrap(), 0.04);
+        near(link.simple.reducing(1e6, 64.0, false).unwrap(), 0.0125);
         near(link.simple.gathering(1e6, 64.0).unwrap(), 0.07);
         near(link.simple.beta_ns_per_byte, 0.05);
         assert_eq!((link.ll.grant_ns, link.ll.confirm_ns), (0.0, 0.0));

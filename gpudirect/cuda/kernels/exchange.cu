@@ -3,8 +3,12 @@
 //
 // Messages to one peer, or from one, are a queue: they are sent and received in order, also across
 // groups. A queue has channels, each with a FIFO of slots in the receiver's arena. Each block
-// serves one channel of one queue: no queue waits for another. A channel has a share of each
-// message, and takes part in those that have bytes for it; channel 0 takes part in all.
+// serves channels of one queue, one after another: no queue waits for another. A channel has a
+// share of each message, and takes part in those that have bytes for it; channel 0 takes part in
+// all.
+//
+// The numbers of blocks at the two ends of a queue need not be equal: each block serves its
+// channels in ascending order, so the lowest channel that is not complete is served at both ends.
 //
 // The first slot of a message carries its length. If the receiver expects another one, it writes
 // nothing, channel 0 reports both lengths, and all wait to be stopped.
@@ -55,7 +59,10 @@ struct Exchanger {
     const Exchange &op;
     uint32_t direction;
     uint32_t peer;
+    // The block serves this channel and every `blocks`th after it, below `active`.
     uint32_t channel;
+    uint32_t blocks;
+    uint32_t active;
     uint32_t channels;
     uint32_t first;
     uint32_t messages;
@@ -64,18 +71,20 @@ struct Exchanger {
     DOORBELL_INSIDE explicit Exchanger(const Exchange &op) : op(op) {
         uint32_t at = blockIdx.x, queue = 0;
         #pragma unroll 1
-        while (at >= blocks(queue)) at -= blocks(queue++);
+        while (at >= blocks_of(queue)) at -= blocks_of(queue++);
         const uint64_t word = op.queues[queue];
         direction = word & 0xf;
         peer = word >> 4 & 0xfff;
         channel = at;
-        channels = direction == COPY ? blocks(queue) : op.channels;
+        blocks = blocks_of(queue);
+        active = word >> 24 & 0xff;
+        channels = direction == COPY ? blocks : op.channels;
         first = word >> 32 & 0xffff;
         messages = static_cast<uint32_t>(word >> 48);
     }
 
-    DOORBELL_INSIDE uint32_t blocks(uint32_t queue) const {
-        return op.queues[queue] >> 16 & 0xffff;
+    DOORBELL_INSIDE uint32_t blocks_of(uint32_t queue) const {
+        return op.queues[queue] >> 16 & 0xff;
     }
 
     // Start of a channel's share; `channel + 1` gives its end.
@@ -148,6 +157,14 @@ struct Exchanger {
 
     DOORBELL_INSIDE void run() {
         if (direction == COPY) return copy();
+        #pragma unroll 1
+        for (; channel < active; channel += blocks) {
+            if (!serve()) return;
+        }
+    }
+
+    // Sends or receives the channel's share of all messages; false if stopped.
+    DOORBELL_INSIDE bool serve() {
         __shared__ uint32_t stopped;
         uint32_t count = load_raw<uint32_t>(counter());
         seen = direction == SEND ? count - SLOTS : count;
@@ -160,7 +177,7 @@ struct Exchanger {
             for (uint32_t index = 0; index < (slots == 0 && channel == 0 ? 1 : slots); index++, count++) {
                 if (threadIdx.x == 0) stopped = !wait(count, index == 0, bytes);
                 __syncthreads();
-                if (stopped) return;
+                if (stopped) return false;
                 const uint64_t at = start + uint64_t(index) * op.slot_bytes, user = address + at, slot = this->slot(count);
                 move_bytes(direction == SEND ? user : slot, One{direction == SEND ? slot : user}, 1, part(at, end));
                 __syncthreads();
@@ -168,6 +185,7 @@ struct Exchanger {
             }
         }
         if (threadIdx.x == 0) store_raw<uint32_t>(counter(), count);
+        return true;
     }
 };
 

@@ -6,7 +6,7 @@
 
 namespace doorbell {
 
-constexpr uint64_t EXCHANGE_VERSION = 1;
+constexpr uint64_t EXCHANGE_VERSION = 2;
 // Slots of a FIFO: a power of two.
 constexpr uint32_t SLOTS = 4;
 // Shares of messages begin at multiples of this many bytes.
@@ -29,8 +29,8 @@ struct Exchange {
     uint32_t channels;
     uint32_t slot_bytes;
     uint32_t reserved;
-    // The direction, the peer, the blocks, the first message and the number of messages: 4,
-    // 12, 16, 16 and 16 bits.
+    // The direction, the peer, the blocks, the channels that have messages, the first message
+    // and the number of messages: 4, 12, 8, 8, 16 and 16 bits.
     uint64_t queues[32];
     // Address and length. Of a copy the target follows the source.
     uint64_t messages[224][2];

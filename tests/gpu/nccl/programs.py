@@ -14,7 +14,7 @@ STEPS, WIDTH, BATCH = 200, 1024, 64
 
 
 class Report:
-    """A digest of what a program computes, and the median and the longest time of a step after the first ones.
+    """A digest of what a program computes, some losses, and the median and the longest time of a step after the first ones.
 
     The mean would have kernels that the program's own library compiles when a step first needs them, as CuPy's
     does where a reduction's number of threads grows with the size.
@@ -23,10 +23,12 @@ class Report:
     WARM = 10
 
     def __init__(self):
-        self.digest, self.times, self.since = hashlib.sha256(), [], time.time()
+        self.digest, self.times, self.losses, self.since = hashlib.sha256(), [], [], time.time()
 
     def add(self, tensor):
-        self.step(tensor.detach().cpu().numpy().tobytes())
+        values = tensor.detach().cpu().numpy()
+        self.losses.append(float(values.flat[0]))
+        self.step(values.tobytes())
 
     def step(self, result):
         self.digest.update(result)
@@ -39,7 +41,8 @@ class Report:
             times = self.times[self.WARM :]
             longest = max(range(len(times)), key=times.__getitem__)
             figures = (f"{each * 1e3:.3f}" for each in (statistics.median(times), times[longest]))
-            print("result", self.digest.hexdigest()[:16], *figures, self.WARM + longest, flush=True)
+            losses = (repr(loss) for loss in self.losses[:: max(len(self.losses) // 8, 1)])
+            print("result", self.digest.hexdigest()[:16], *figures, self.WARM + longest, *losses, flush=True)
 
 
 def torch_rank():
@@ -132,8 +135,8 @@ def pipeline():
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
     whole = list(model(torch, gpu))
-    per_stage = -(-len(whole) // RANKS)
-    stage = torch.nn.Sequential(*whole[RANK * per_stage : (RANK + 1) * per_stage])
+    first, end = (-(-len(whole) * part // RANKS) for part in (RANK, RANK + 1))
+    stage = torch.nn.Sequential(*whole[first:end])
     schedule = ScheduleGPipe(
         PipelineStage(stage, RANK, RANKS, gpu), n_microbatches=4, loss_fn=lambda got, wanted: ((got - wanted) ** 2).mean()
     )

@@ -46,11 +46,11 @@ impl Rates {
         let (same, partial) = (Message::Same(n), Message::Partial(n, n * self.wide));
         let collect = |message: Message, reduces: bool, copied: f64| {
             let into = total(message);
-            let reduced = if reduces { into } else { 0.0 };
+            let reducing = if reduces { into * self.gamma } else { 0.0 };
             RankWork {
                 receives: levels,
                 into,
-                reduced,
+                reducing,
                 copied,
                 ..RankWork::default()
             }
@@ -76,7 +76,7 @@ impl Rates {
                 receives: levels - 1.0,
                 out,
                 into: root.into - out,
-                reduced: (root.reduced - out).max(0.0),
+                reducing: (root.reducing - out * self.gamma).max(0.0),
                 copied,
             };
             Slice {
@@ -188,7 +188,7 @@ impl Rates {
             receives: 2.0,
             out: most,
             into: most,
-            reduced: most,
+            reducing: most * self.gamma,
             copied: 0.0,
         };
         match collective {

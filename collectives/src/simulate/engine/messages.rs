@@ -95,7 +95,9 @@ impl Simulation<'_> {
             ps += prices.both;
         }
         if awaited.reduces {
-            let reducing = prices.cost.reducing(awaited.bytes, self.touched(awaited.bytes));
+            let reducing = prices
+                .cost
+                .reducing(awaited.bytes, self.touched(awaited.bytes), self.threads[id].sends);
             let per_byte = reducing.map_or_else(|| self.own(awaited.bytes).0, |ns| ns * 1e3);
             ps += awaited.bytes * per_byte;
         }
