@@ -289,6 +289,7 @@ impl Network {
                 Idents::Known => Ident::Known(packet.ident),
                 Idents::Zero | Idents::Counting => Ident::Unknown { segment: 0 },
             },
+            traffic_class: 0,
             payload: &packet.payload,
         };
         endpoint.handle_datagram(self.now, &datagram, memory);

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cm;
+pub mod congestion;
 mod counters;
 pub mod direct;
 mod endpoint;

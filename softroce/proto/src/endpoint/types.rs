@@ -31,6 +31,8 @@ pub struct Datagram<'a> {
     pub dst_port: u16,
     /// IPv4 Identification; ignored for IPv6.
     pub ident: Ident,
+    /// IPv4 TOS or IPv6 traffic class; 0 if it is not known.
+    pub traffic_class: u8,
     /// The UDP payload: BTH to ICRC, inclusive.
     pub payload: &'a [u8],
 }
@@ -78,7 +80,7 @@ pub struct Transmit {
 }
 
 impl Transmit {
-    pub(super) fn new(qpn: Qpn, path: &Path, len: usize) -> Self {
+    pub(crate) fn new(qpn: Qpn, path: &Path, len: usize) -> Self {
         Self {
             src: path.local,
             dst: path.remote,

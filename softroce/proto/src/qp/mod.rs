@@ -1,6 +1,7 @@
 //! Queue pairs: the state machine around a requester and a responder (IBTA vol 1, 10.3).
 
 mod attributes;
+mod congestion;
 mod fast_path;
 pub(crate) mod packet;
 mod peer_port;
@@ -21,6 +22,7 @@ pub use attributes::{
 
 pub use peer_port::FIRST_ENTROPY_PORT;
 
+use crate::congestion::Congestion;
 use crate::memory::{AccessContext, Memory, PdId};
 use crate::outbox::Outbox;
 use crate::qp::packet::{InboundPacket, PacketLens};
@@ -93,6 +95,10 @@ pub(crate) struct QueuePair {
     burst: BurstState,
     /// UD: the destination of the last packet written.
     datagram_path: Option<Path>,
+    /// The reaction point, `None` without an algorithm.
+    congestion: Option<Box<Congestion>>,
+    /// The notification point: when the last CNP was due.
+    notified: Option<Instant>,
 }
 
 /// Replies go first, unless they had the whole previous burst. ACKs go behind requests, unless they
@@ -134,6 +140,8 @@ impl QueuePair {
             draining: false,
             burst: BurstState::default(),
             datagram_path: None,
+            congestion: Congestion::new(&config.congestion).filter(|_| init.transport.is_connected()),
+            notified: None,
         }
     }
 
@@ -229,7 +237,10 @@ impl QueuePair {
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.requester.deadline()
+        match &self.congestion {
+            None => self.requester.deadline(),
+            Some(congestion) => self.requester.deadline().into_iter().chain(congestion.deadline()).min(),
+        }
     }
 
     pub(crate) fn modify(&mut self, now: Instant, modify: &Modify, out: &mut Outbox) -> Result<(), ModifyError> {
@@ -290,6 +301,7 @@ impl QueuePair {
         self.responder.reset();
         self.established = false;
         self.draining = false;
+        self.reset_congestion();
     }
 
     pub(crate) fn revoke_refs(&self, out: &mut Outbox) {
@@ -388,11 +400,15 @@ impl QueuePair {
         memory: &mut M,
         out: &mut Outbox,
     ) {
+        let acked = self.requester.acked();
         match self.init.transport {
             Transport::Rc => self.handle_packet(now, packet, memory, out),
             Transport::Xrc => self.handle_xrc(now, packet, memory, out),
             Transport::Uc => self.handle_unreliable(packet, memory, out),
             Transport::Ud => self.handle_datagram(packet, ends, memory, out),
+        }
+        if self.congestion.is_some() {
+            self.report_progress(now, acked);
         }
     }
 
@@ -445,6 +461,9 @@ impl QueuePair {
         if let Err(status) = self.requester.handle_timeout(now, link, out) {
             self.fail(status, out);
         }
+        if self.congestion.is_some() {
+            self.handle_congestion_timeout(now);
+        }
     }
 
     /// Ends a burst; `cut` when its limit was reached, as opposed to nothing left to send.
@@ -457,6 +476,19 @@ impl QueuePair {
     }
 
     pub(crate) fn transmit<M: Memory>(
+        &mut self,
+        now: Instant,
+        memory: &mut M,
+        buf: &mut [u8],
+        out: &mut Outbox,
+    ) -> Option<PacketLens> {
+        if self.congestion.is_some() {
+            return self.transmit_paced(now, memory, buf, out);
+        }
+        self.transmit_next(now, memory, buf, out)
+    }
+
+    fn transmit_next<M: Memory>(
         &mut self,
         now: Instant,
         memory: &mut M,
@@ -484,7 +516,7 @@ impl QueuePair {
     ) -> Option<usize> {
         let eligible =
             self.init.transport == Transport::Rc && self.state == State::Rts && self.connection.link.is_none();
-        if !eligible || self.responder.has_replies() {
+        if !eligible || self.responder.has_replies() || self.congestion.is_some() {
             return None;
         }
         let len = self.requester.transmit_middle(&self.connection, memory, buf, out)?;
