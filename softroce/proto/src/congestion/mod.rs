@@ -7,6 +7,8 @@
 //! A lossless link has neither. Without an algorithm a queue pair has no [`Congestion`], and every
 //! packet costs one test.
 
+mod dcqcn;
+mod delay;
 pub mod ecn;
 pub(crate) mod notifier;
 mod pacer;
@@ -15,6 +17,8 @@ use core::fmt::Debug;
 use core::time::Duration;
 
 use crate::Instant;
+pub use dcqcn::{Dcqcn, DcqcnConfig};
+pub use delay::{Delay, DelayConfig};
 use pacer::Pacer;
 
 /// A rate controller: one per queue pair.
@@ -62,6 +66,10 @@ pub enum Algorithm {
     /// No reaction to congestion, packets are not ECN-capable.
     #[default]
     None,
+    /// DCQCN: a rate by the CNPs for what switches mark.
+    Dcqcn(DcqcnConfig),
+    /// A window by the round-trip time.
+    Delay(DelayConfig),
     /// A controller made by this function.
     Custom(fn(&CongestionConfig) -> Box<dyn Controller>),
 }
@@ -107,6 +115,8 @@ impl CongestionConfig {
     fn controller(&self) -> Option<Box<dyn Controller>> {
         match self.algorithm {
             Algorithm::None => None,
+            Algorithm::Dcqcn(config) => Some(Box::new(Dcqcn::new(self, config))),
+            Algorithm::Delay(config) => Some(Box::new(Delay::new(self, config))),
             Algorithm::Custom(make) => Some(make(self)),
         }
     }
