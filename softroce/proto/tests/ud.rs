@@ -63,7 +63,7 @@ fn datagrams_of_every_size() {
                 } else {
                     header[21]
                 };
-                let expected = if crate::util::over_link() { 0 } else { to.path.traffic_class };
+                let expected = if util::over_link() { 0 } else { to.path.traffic_class };
                 assert_eq!(class, expected);
             }
             assert_eq!(pair.completed(0, SEND_CQ), success([wr_id; 2]));

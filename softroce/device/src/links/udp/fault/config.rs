@@ -159,7 +159,7 @@ fn outage(text: &str) -> Result<Outage, &'static str> {
 }
 
 /// In ns, us, ms or s, as a whole number.
-fn time(text: &str) -> Option<Duration> {
+pub(crate) fn time(text: &str) -> Option<Duration> {
     let (number, unit) = split_unit(text);
     let number: u64 = number.parse().ok()?;
     let nanoseconds = match unit {
@@ -171,7 +171,7 @@ fn time(text: &str) -> Option<Duration> {
     number.checked_mul(nanoseconds).map(Duration::from_nanos)
 }
 
-fn rate(text: &str) -> Result<u64, &'static str> {
+pub(crate) fn rate(text: &str) -> Result<u64, &'static str> {
     let (number, unit) = split_unit(text);
     let unit = unit.strip_suffix("/s").unwrap_or(unit);
     let known = RATE_UNITS.iter().find(|known| known.0 == unit);

@@ -11,6 +11,7 @@ mod outage;
 mod tests;
 
 pub use config::{FaultConfig, FaultConfigError, Outage};
+pub(crate) use config::{rate, time};
 pub use model::{Corruption, Delivery, FaultModel};
 pub(crate) use outage::OutageClock;
 pub(super) use outage::OutageRx;
