@@ -16,13 +16,21 @@ pub(crate) const DEPTH: usize = 64;
 
 /// Two connected nodes in RTS, with all rights, all requests signaled and maximum retries.
 pub(crate) fn connect(net: &mut Network, window: u32, mtu: Mtu, timeout: u8) -> [Qpn; 2] {
+    let config = EndpointConfig {
+        window,
+        ..EndpointConfig::default()
+    };
+    connect_with(net, config, mtu, timeout)
+}
+
+/// As [`connect`], with another configuration of the endpoints.
+pub(crate) fn connect_with(net: &mut Network, config: EndpointConfig, mtu: Mtu, timeout: u8) -> [Qpn; 2] {
     let addresses = [1, 2].map(|host| IpAddr::from(Ipv4Addr::new(10, 9, 0, host)));
     let qpns = addresses.map(|address| {
         let node = net.add(
             Endpoint::with_config(EndpointConfig {
                 key: 1.into(),
-                window,
-                ..EndpointConfig::default()
+                ..config
             }),
             address,
         );

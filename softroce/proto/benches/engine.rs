@@ -274,6 +274,7 @@ impl Batch {
                 src_port: PORT,
                 dst_port: PORT,
                 ident: Ident::Unknown { segment: 0 },
+                traffic_class: 0,
                 payload,
             };
             to.endpoint.handle_datagram(Instant::ZERO, &datagram, &mut to.memory);

@@ -80,6 +80,7 @@ fn check(c: &mut Criterion) {
                         src_port: 49152,
                         dst_port: 4791,
                         ident,
+                        traffic_class: 0,
                         payload,
                     };
                     tracker.check(now, &datagram)

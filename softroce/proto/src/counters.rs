@@ -46,6 +46,14 @@ pub struct Counters {
     pub rnr_naks_received: u64,
     /// NAKs received that end the connection.
     pub fatal_naks_received: u64,
+    /// CNPs sent (`np_cnp_sent`).
+    pub cnps_sent: u64,
+    /// Packets received with Congestion Experienced (`np_ecn_marked_roce_packets`).
+    pub marked_packets: u64,
+    /// CNPs received that a controller was told of (`rp_cnp_handled`).
+    pub cnps_handled: u64,
+    /// CNPs received to no effect: no controller, or too soon after another (`rp_cnp_ignored`).
+    pub cnps_ignored: u64,
     /// Retransmitted request packets.
     pub retransmits: u64,
     /// Expired local ACK timeouts.

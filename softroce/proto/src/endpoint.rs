@@ -1,6 +1,7 @@
 //! The queue pairs of one device: demultiplexing by destination QPN, round-robin sending, timers.
 
 mod config;
+mod congestion;
 mod deferred;
 mod fast_path;
 mod multicast;
@@ -8,6 +9,8 @@ mod schedule;
 mod types;
 
 use crate::cm::Mad;
+use crate::congestion::ecn;
+use crate::congestion::notifier::Notifier;
 use crate::counters::Counters;
 use crate::full_links::FullLinks;
 use crate::gsi::{GSI, Gsi, ReceivedMad};
@@ -20,7 +23,7 @@ use crate::qpn::QpnBlock;
 use crate::srq::{SharedQueue, SrqAttributes, SrqError, SrqInit};
 use crate::table::QpTable;
 use crate::timer::Timers;
-use crate::wire::{self, Packet};
+use crate::wire::{self, Cnp, IpFields, Packet, ParseError};
 use crate::work::{Completion, CqId, Destination, PostError, ReceiveRequest, Remote, SendRequest, SrqId};
 use crate::{Instant, Qpn};
 
@@ -52,6 +55,7 @@ pub struct Endpoint {
     /// The queue pair of the last UDP packet returned, cleared when its path may change.
     last_sent: Option<u32>,
     gsi: Gsi,
+    notifier: Notifier,
     multicast: MulticastGroups,
     full_links: FullLinks,
     out: Outbox,
@@ -86,6 +90,7 @@ impl Endpoint {
             last_sent: None,
             active: SendSchedule::new(),
             gsi: Gsi::default(),
+            notifier: Notifier::new(config.congestion.cnp_interval),
             multicast: MulticastGroups::default(),
             full_links: FullLinks::default(),
             out: Outbox::default(),
@@ -280,6 +285,7 @@ impl Endpoint {
         counters.received(datagram.payload.len());
         let packet = match Packet::parse(datagram.payload) {
             Ok(packet) => packet,
+            Err(ParseError::Opcode(Cnp::OPCODE)) => return self.handle_cnp(now, datagram),
             Err(_) => {
                 counters.malformed += 1;
                 return;
@@ -309,8 +315,11 @@ impl Endpoint {
             return;
         }
         let unpinned = qp.peer_port().is_unknown().then(|| qp.progress());
+        if ecn::is_marked(datagram.traffic_class) {
+            self.notifier.handle_mark(now, qp, &packet.bth, &mut self.out.counters);
+        }
         let psn = packet.bth.psn;
-        qp.handle(now, &packet.into(), (datagram.src, datagram.dst), memory, &mut self.out);
+        qp.handle(now, &packet.into(), datagram.ip(), memory, &mut self.out);
         if unpinned.is_some_and(|before| qp.progress().is_by_valid_packet(psn, before)) {
             qp.pin_peer_port(datagram.src_port);
         }
@@ -378,9 +387,13 @@ impl Endpoint {
                 len: packet.len,
             },
         };
-        let ends = (packet.address, packet.address);
+        let ip = IpFields {
+            src: packet.address,
+            dst: packet.address,
+            traffic_class: 0,
+        };
         let now = if qp.needs_time(&arrival) { now() } else { Instant::ZERO };
-        qp.handle(now, &arrival, ends, memory, &mut self.out);
+        qp.handle(now, &arrival, ip, memory, &mut self.out);
         self.reschedule(index);
     }
 
@@ -423,10 +436,8 @@ impl Endpoint {
     /// Writes the next packet into `buf` (at least 4096 + 128 bytes), up to the ICRC. Packets of
     /// one message follow one another, so that runs of equal size can be batched (GSO).
     pub fn poll_transmit<M: Memory>(&mut self, now: Instant, memory: &mut M, buf: &mut [u8]) -> Option<Transmit> {
-        if let Some((len, path)) = self.gsi.transmit(buf) {
-            self.last_sent = None;
-            self.out.counters.sent(len);
-            return Some(Transmit::new(GSI, &path, len));
+        if self.has_unqueued() {
+            return self.transmit_unqueued(buf);
         }
         self.next_transmit(now, memory, buf, false)
     }
@@ -435,7 +446,7 @@ impl Endpoint {
     /// MIDDLE packet of the queue pair that sent the previous one; returns its length.
     pub fn poll_transmit_middle<M: Memory>(&mut self, memory: &mut M, buf: &mut [u8]) -> Option<usize> {
         let index = *self.active.queue.front()?;
-        if self.last_sent != Some(index) || self.active.burst_left == 0 || self.gsi.has_more() {
+        if self.last_sent != Some(index) || self.active.burst_left == 0 || self.has_unqueued() {
             return None;
         }
         let len = self.qps.get_mut(index)?.transmit_middle(memory, buf, &mut self.out)?;
@@ -452,7 +463,7 @@ impl Endpoint {
 
     /// Whether [`poll_transmit`](Self::poll_transmit) may have a packet.
     pub fn has_more(&self) -> bool {
-        !self.active.queue.is_empty() || self.gsi.has_more()
+        !self.active.queue.is_empty() || self.has_unqueued()
     }
 
     fn next_transmit<M: Memory>(
@@ -501,6 +512,7 @@ impl Endpoint {
                 by_ref_len: written.by_ref,
                 copy_before_completion: qp.is_unreliable(),
                 in_order: qp.ack_before_requests(),
+                traffic_class: qp.traffic_class(path),
                 ..Transmit::new(qp.qpn(), path, written.len)
             };
             self.timers.set(index, qp.deadline());
@@ -521,7 +533,7 @@ impl Endpoint {
 
     /// Whether only ACKs of a few queue pairs are to be sent: the caller may delay them.
     pub fn has_only_acks(&self) -> bool {
-        !self.gsi.has_more()
+        !self.has_unqueued()
             && (1..=MAX_ACK_ONLY_QPS).contains(&self.active.queue.len())
             && self
                 .active

@@ -97,6 +97,7 @@ impl IdentTracker {
             dst_port,
             ident,
             payload,
+            ..
         } = datagram;
         let flow = self.flows.flow(src, dst, src_port, dst_port);
         let (segment, pair) = match (ident, pair_of(src, dst)) {

@@ -37,6 +37,7 @@ fn handle(endpoint: &mut Endpoint, mut packet: Vec<u8>, ident: u16) {
         src_port: PORT,
         dst_port: PORT,
         ident: Ident::Known(ident),
+        traffic_class: 0,
         payload: &packet,
     };
     endpoint.handle_datagram(NOW, &datagram, &mut Regions::new(PD));

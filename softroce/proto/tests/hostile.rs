@@ -51,6 +51,7 @@ fn handle(pair: &mut Pair, to: usize, src: IpAddr, bytes: &[u8]) {
         src_port: PORT,
         dst_port: PORT,
         ident: Ident::Known(0),
+        traffic_class: 0,
         payload: bytes,
     };
     node.endpoint.handle_datagram(pair.now, &datagram, &mut node.memory);

@@ -54,6 +54,7 @@ fn deliver(pair: &mut Pair, dst: IpAddr, payload: &[u8]) -> Vec<u64> {
         src_port: PORT,
         dst_port: PORT,
         ident: Ident::Known(0),
+        traffic_class: 0,
         payload,
     };
     node.endpoint.handle_datagram(pair.now, &datagram, &mut node.memory);

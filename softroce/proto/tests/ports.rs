@@ -24,6 +24,7 @@ fn arrive(pair: &mut Pair, to: usize, port: u16, bytes: &[u8]) {
         src_port: port,
         dst_port: ROCE_PORT,
         ident: Ident::Known(0),
+        traffic_class: 0,
         payload: &bytes,
     };
     let node = &mut pair.nodes[to];

@@ -527,6 +527,7 @@ fn to_itself() {
             src_port: 4791,
             dst_port: 4791,
             ident: doorbell_roce_proto::Ident::Unknown { segment: 0 },
+            traffic_class: 0,
             payload: &buf[..transmit.len],
         };
         endpoint.handle_datagram(pair.now, &datagram, &mut pair.nodes[0].memory);

@@ -445,6 +445,7 @@ impl World {
             src_port: UDP_PORT,
             dst_port: UDP_PORT,
             ident: Ident::Known(0),
+            traffic_class: 0,
             payload,
         };
         self.endpoint.handle_datagram(self.now, &datagram, &mut self.memory);

@@ -460,6 +460,7 @@ impl Setting {
                 src_port: UDP_PORT,
                 dst_port: UDP_PORT,
                 ident: Ident::Known(0),
+                traffic_class: 0,
                 payload: &bytes,
             };
             self.peer

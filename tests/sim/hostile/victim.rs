@@ -157,6 +157,7 @@ impl Victim {
             src_port: UDP_PORT,
             dst_port: UDP_PORT,
             ident: Ident::Known(ident),
+            traffic_class: 0,
             payload,
         };
         self.endpoint.handle_datagram(self.now, &datagram, &mut self.memory);

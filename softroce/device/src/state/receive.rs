@@ -61,6 +61,7 @@ impl Core {
             ident: Ident::Unknown {
                 segment: datagram.segment,
             },
+            traffic_class: datagram.traffic_class,
             payload: datagram.bytes,
         };
         handle_datagram(

@@ -1,9 +1,10 @@
 //! Configuration of an endpoint.
 
+use crate::congestion::CongestionConfig;
 use crate::{Mtu, NumberKey};
 
 /// Configuration of an endpoint.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct EndpointConfig {
     /// Determines the queue pair numbers: a [random](NumberKey::random) one, so that peers cannot
     /// predict them and a restarted device does not reuse the old ones.
@@ -15,6 +16,8 @@ pub struct EndpointConfig {
     pub mtu: Mtu,
     /// What lossless links permit.
     pub link: LinkCapabilities,
+    /// Congestion control over UDP.
+    pub congestion: CongestionConfig,
 }
 
 /// What a lossless link to a process of the same host permits: packets arrive once and in order, so
@@ -60,6 +63,7 @@ impl Default for EndpointConfig {
             window: Self::DEFAULT_WINDOW,
             mtu: Mtu::Mtu4096,
             link: LinkCapabilities::default(),
+            congestion: CongestionConfig::default(),
         }
     }
 }

@@ -4,6 +4,7 @@ use core::net::IpAddr;
 
 use crate::Qpn;
 use crate::qp::{LinkId, Path};
+use crate::wire::IpFields;
 use crate::work::SrqId;
 
 /// The IPv4 Identification of a received datagram, which the ICRC covers.
@@ -31,8 +32,20 @@ pub struct Datagram<'a> {
     pub dst_port: u16,
     /// IPv4 Identification; ignored for IPv6.
     pub ident: Ident,
+    /// IPv4 TOS or IPv6 traffic class; 0 if it is not known.
+    pub traffic_class: u8,
     /// The UDP payload: BTH to ICRC, inclusive.
     pub payload: &'a [u8],
+}
+
+impl Datagram<'_> {
+    pub(super) const fn ip(&self) -> IpFields {
+        IpFields {
+            src: self.src,
+            dst: self.dst,
+            traffic_class: self.traffic_class,
+        }
+    }
 }
 
 /// A packet received on a link: its headers; [`Memory`](crate::memory::Memory) has the payload.
@@ -78,7 +91,7 @@ pub struct Transmit {
 }
 
 impl Transmit {
-    pub(super) fn new(qpn: Qpn, path: &Path, len: usize) -> Self {
+    pub(crate) fn new(qpn: Qpn, path: &Path, len: usize) -> Self {
         Self {
             src: path.local,
             dst: path.remote,

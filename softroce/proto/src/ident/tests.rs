@@ -36,6 +36,7 @@ fn datagram(src: IpAddr, segment: u16, payload: &[u8]) -> Datagram<'_> {
         src_port: 7,
         dst_port: 4791,
         ident: Ident::Unknown { segment },
+        traffic_class: 0,
         payload,
     }
 }

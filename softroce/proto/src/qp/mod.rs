@@ -1,6 +1,7 @@
 //! Queue pairs: the state machine around a requester and a responder (IBTA vol 1, 10.3).
 
 mod attributes;
+mod congestion;
 mod fast_path;
 pub(crate) mod packet;
 mod peer_port;
@@ -13,14 +14,13 @@ mod transitions;
 mod unreliable;
 mod xrc;
 
-use core::net::IpAddr;
-
 pub use attributes::{
     Attributes, GidsUsed, LinkId, LinkProgress, Modify, ModifyError, Path, QpInit, RemoteAccess, State, ack_timeout,
 };
 
 pub use peer_port::FIRST_ENTROPY_PORT;
 
+use crate::congestion::Congestion;
 use crate::memory::{AccessContext, Memory, PdId};
 use crate::outbox::Outbox;
 use crate::qp::packet::{InboundPacket, PacketLens};
@@ -28,7 +28,7 @@ use crate::qp::peer_port::{PeerPort, Progress};
 use crate::qp::requester::Requester;
 use crate::qp::responder::{FatalNak, Responder};
 use crate::srq::SharedQueue;
-use crate::wire::{Bth, Nak, Opcode, Transport};
+use crate::wire::{Bth, IpFields, Nak, Opcode, Transport};
 use crate::work::{PostError, ReceiveRequest, SendRequest, SrqId, Status};
 use crate::{AsyncEvent, Datagram, EndpointConfig, Instant, LinkCapabilities, Mtu, Psn, Qpn};
 
@@ -93,6 +93,10 @@ pub(crate) struct QueuePair {
     burst: BurstState,
     /// UD: the destination of the last packet written.
     datagram_path: Option<Path>,
+    /// The reaction point, `None` without an algorithm.
+    congestion: Option<Box<Congestion>>,
+    /// The notification point: when the last CNP was due.
+    notified: Option<Instant>,
 }
 
 /// Replies go first, unless they had the whole previous burst. ACKs go behind requests, unless they
@@ -134,6 +138,8 @@ impl QueuePair {
             draining: false,
             burst: BurstState::default(),
             datagram_path: None,
+            congestion: Congestion::new(&config.congestion).filter(|_| init.transport.is_connected()),
+            notified: None,
         }
     }
 
@@ -228,7 +234,11 @@ impl QueuePair {
         self.responder.has_replies() || self.requester.has_more()
     }
 
+    #[inline]
     pub(crate) fn deadline(&self) -> Option<Instant> {
+        if self.congestion.is_some() {
+            return self.paced_deadline();
+        }
         self.requester.deadline()
     }
 
@@ -290,6 +300,7 @@ impl QueuePair {
         self.responder.reset();
         self.established = false;
         self.draining = false;
+        self.reset_congestion();
     }
 
     pub(crate) fn revoke_refs(&self, out: &mut Outbox) {
@@ -379,12 +390,27 @@ impl QueuePair {
         Ok(())
     }
 
-    /// `ends`: source and destination address; the queue pair [`receives`](Self::receives).
+    /// The queue pair [`receives`](Self::receives).
     pub(crate) fn handle<M: Memory>(
         &mut self,
         now: Instant,
         packet: &InboundPacket<'_>,
-        ends: (IpAddr, IpAddr),
+        ip: IpFields,
+        memory: &mut M,
+        out: &mut Outbox,
+    ) {
+        if self.congestion.is_some() {
+            return self.handle_reporting(now, packet, ip, memory, out);
+        }
+        self.handle_any(now, packet, ip, memory, out);
+    }
+
+    #[inline(always)]
+    fn handle_any<M: Memory>(
+        &mut self,
+        now: Instant,
+        packet: &InboundPacket<'_>,
+        ip: IpFields,
         memory: &mut M,
         out: &mut Outbox,
     ) {
@@ -392,7 +418,7 @@ impl QueuePair {
             Transport::Rc => self.handle_packet(now, packet, memory, out),
             Transport::Xrc => self.handle_xrc(now, packet, memory, out),
             Transport::Uc => self.handle_unreliable(packet, memory, out),
-            Transport::Ud => self.handle_datagram(packet, ends, memory, out),
+            Transport::Ud => self.handle_datagram(packet, ip, memory, out),
         }
     }
 
@@ -445,6 +471,9 @@ impl QueuePair {
         if let Err(status) = self.requester.handle_timeout(now, link, out) {
             self.fail(status, out);
         }
+        if self.congestion.is_some() {
+            self.handle_congestion_timeout(now);
+        }
     }
 
     /// Ends a burst; `cut` when its limit was reached, as opposed to nothing left to send.
@@ -456,7 +485,22 @@ impl QueuePair {
         };
     }
 
+    #[inline]
     pub(crate) fn transmit<M: Memory>(
+        &mut self,
+        now: Instant,
+        memory: &mut M,
+        buf: &mut [u8],
+        out: &mut Outbox,
+    ) -> Option<PacketLens> {
+        if self.congestion.is_some() {
+            return self.transmit_paced(now, memory, buf, out);
+        }
+        self.transmit_next(now, memory, buf, out)
+    }
+
+    #[inline(always)]
+    fn transmit_next<M: Memory>(
         &mut self,
         now: Instant,
         memory: &mut M,
@@ -484,7 +528,7 @@ impl QueuePair {
     ) -> Option<usize> {
         let eligible =
             self.init.transport == Transport::Rc && self.state == State::Rts && self.connection.link.is_none();
-        if !eligible || self.responder.has_replies() {
+        if !eligible || self.responder.has_replies() || self.congestion.is_some() {
             return None;
         }
         let len = self.requester.transmit_middle(&self.connection, memory, buf, out)?;

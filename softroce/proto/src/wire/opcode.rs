@@ -20,6 +20,11 @@ impl Transport {
     pub const fn is_reliable(self) -> bool {
         matches!(self, Self::Rc | Self::Xrc)
     }
+
+    /// Whether its queue pairs have one peer.
+    pub const fn is_connected(self) -> bool {
+        !matches!(self, Self::Ud)
+    }
 }
 
 /// The operation of a packet.
@@ -148,7 +153,7 @@ macro_rules! opcodes {
             /// Every opcode, in numerical order.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
-            /// The opcode with this number, `None` for reserved ones, RD and CNP.
+            /// The opcode with this number, `None` for reserved ones, RD and [CNP](super::Cnp).
             pub const fn from_code(code: u8) -> Option<Self> {
                 match code {
                     $($code => Some(Self::$name),)*

@@ -295,6 +295,7 @@ fn packets_from_another_link_are_refused() {
         src_port: 4791,
         dst_port: 4791,
         ident: Ident::Known(0),
+        traffic_class: 0,
         payload: &datagram,
     };
     node.endpoint.handle_datagram(pair.now, &datagram, memory);

@@ -10,11 +10,12 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use doorbell_roce_proto::congestion::CongestionConfig;
 use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::memory::{PdId, Sge};
 use doorbell_roce_proto::qp::{LinkId, Path, QpInit, RemoteAccess, State};
 use doorbell_roce_proto::wire::{
-    self, Bth, Extension, MAX_HEADER_LEN, Opcode, Packet, Syndrome, Transport, packet_len,
+    self, Bth, Cnp, Extension, MAX_HEADER_LEN, Opcode, Packet, Syndrome, Transport, packet_len,
 };
 use doorbell_roce_proto::work::{
     Completion, CompletionOpcode, CqId, Destination, PostError, ReceiveRequest, Remote, SendRequest, SrqId, Status,
@@ -53,17 +54,24 @@ pub(crate) enum Fate {
     Duplicate,
     /// Delayed behind this many later packets.
     Delay(usize),
+    /// Delivered with Congestion Experienced, if it is ECN-capable.
+    Mark,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Sent {
     pub(crate) from: usize,
+    pub(crate) traffic_class: u8,
     pub(crate) bytes: Vec<u8>,
 }
 
 impl Sent {
     pub(crate) fn packet(&self) -> Packet<'_> {
         Packet::parse(&self.bytes).unwrap()
+    }
+
+    pub(crate) fn is_cnp(&self) -> bool {
+        Cnp::parse(&self.bytes).is_some()
     }
 
     pub(crate) fn opcode(&self) -> Opcode {
@@ -111,6 +119,7 @@ pub(crate) struct Setup {
     /// Requests and receives per queue.
     pub(crate) max_wr: u32,
     pub(crate) max_inline: u32,
+    pub(crate) congestion: CongestionConfig,
 }
 
 impl Default for Setup {
@@ -142,6 +151,7 @@ impl Default for Setup {
             ack_before_requests: false,
             max_wr: 64,
             max_inline: 600,
+            congestion: CongestionConfig::default(),
         }
     }
 }
@@ -211,6 +221,7 @@ impl Pair {
                     mtu: setup.link_mtu.unwrap_or(setup.mtu.bytes()),
                     inline_limit: LINK_INLINE,
                 },
+                congestion: setup.congestion,
             });
             let srq = setup.srq.filter(|_| at == 1).map(|init| endpoint.create_srq(init));
             let (own_srq, xrc_domain) = receives_from(&setup, at, srq);
@@ -402,8 +413,12 @@ impl Pair {
             bytes = on_the_wire(&transmit, &bytes, referred);
         }
         Flow::new(transmit.src, transmit.dst, PORT, PORT).seal(0, &mut bytes);
-        let sent = Sent { from: at, bytes };
-        assert!(sent.packet().payload.len() <= self.setup.link_mtu.unwrap_or(self.setup.mtu.bytes()));
+        let sent = Sent {
+            from: at,
+            traffic_class: transmit.traffic_class,
+            bytes,
+        };
+        assert!(sent.is_cnp() || sent.packet().payload.len() <= self.setup.link_mtu.unwrap_or(self.setup.mtu.bytes()));
         self.log.push(sent.clone());
         Some(sent)
     }
@@ -414,8 +429,12 @@ impl Pair {
         let mut bytes = buf[..len].to_vec();
         let (src, dst) = (node.address, self.nodes[1 - at].address);
         Flow::new(src, dst, PORT, PORT).seal(0, &mut bytes);
-        let sent = Sent { from: at, bytes };
         let before = self.log.iter().rfind(|before| before.from == at).unwrap();
+        let sent = Sent {
+            from: at,
+            traffic_class: before.traffic_class,
+            bytes,
+        };
         assert_eq!(sent.packet().bth.dest_qp, before.packet().bth.dest_qp);
         assert!(!sent.opcode().position().starts() && !sent.opcode().position().ends());
         self.log.push(sent.clone());
@@ -451,6 +470,7 @@ impl Pair {
             src_port: PORT,
             dst_port: PORT,
             ident: Ident::Known(0),
+            traffic_class: sent.traffic_class,
             payload: &sent.bytes,
         };
         node.endpoint.handle_datagram(self.now, &datagram, &mut node.memory);
@@ -472,7 +492,11 @@ impl Pair {
         bytes[start..start + payload.len()].copy_from_slice(payload);
         let from = 1 - to;
         Flow::new(self.nodes[from].address, self.nodes[to].address, PORT, PORT).seal(0, &mut bytes);
-        self.deliver(&Sent { from, bytes });
+        self.deliver(&Sent {
+            from,
+            traffic_class: 0,
+            bytes,
+        });
     }
 
     pub(crate) fn syndromes(&self, at: usize) -> Vec<Syndrome> {

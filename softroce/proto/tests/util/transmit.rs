@@ -1,6 +1,7 @@
 //! Transmission in tests: polled from the endpoint, or on the fast path while posting.
 
 use doorbell_roce_proto::Transmit;
+use doorbell_roce_proto::congestion::ecn;
 use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::work::{PostError, SendRequest};
 
@@ -20,6 +21,10 @@ impl Pair {
         match fate(self.log.len() - 1, &sent) {
             Fate::Deliver => self.flight.push_back((self.delivered, sent)),
             Fate::Drop => {}
+            Fate::Mark => {
+                let traffic_class = ecn::mark(sent.traffic_class);
+                self.flight.push_back((self.delivered, Sent { traffic_class, ..sent }));
+            }
             Fate::Duplicate => {
                 self.flight.push_back((self.delivered, sent.clone()));
                 self.flight.push_back((self.delivered, sent));
@@ -69,7 +74,11 @@ impl Pair {
             };
             let mut bytes = on_the_wire(&transmit, packet, Vec::new());
             Flow::new(address, address, PORT, PORT).seal(0, &mut bytes);
-            let sent = Sent { from: at, bytes };
+            let sent = Sent {
+                from: at,
+                traffic_class: transmit.traffic_class,
+                bytes,
+            };
             self.log.push(sent.clone());
             self.leave(sent, fate);
         }

@@ -13,10 +13,11 @@ pub(crate) struct Forwarded {
     pub(crate) ports: (u16, u16),
     /// Its index in a coalesced (GRO) receive.
     pub(crate) segment: u16,
+    pub(crate) traffic_class: u8,
 }
 
 impl Forwarded {
-    pub(crate) const LEN: usize = 22;
+    pub(crate) const LEN: usize = 23;
 
     pub(crate) fn encode(&self) -> [u8; Self::LEN] {
         let address = match self.src {
@@ -27,7 +28,8 @@ impl Forwarded {
         bytes[..16].copy_from_slice(&address.octets());
         bytes[16..18].copy_from_slice(&self.ports.0.to_be_bytes());
         bytes[18..20].copy_from_slice(&self.ports.1.to_be_bytes());
-        bytes[20..].copy_from_slice(&self.segment.to_be_bytes());
+        bytes[20..22].copy_from_slice(&self.segment.to_be_bytes());
+        bytes[22] = self.traffic_class;
         bytes
     }
 
@@ -36,6 +38,7 @@ impl Forwarded {
             src: datagram.src.ip(),
             ports: (datagram.src.port(), datagram.dst.port()),
             segment: datagram.segment,
+            traffic_class: datagram.traffic_class,
         }
     }
 
@@ -46,6 +49,7 @@ impl Forwarded {
             src_port: self.ports.0,
             dst_port: self.ports.1,
             ident: Ident::Unknown { segment: self.segment },
+            traffic_class: self.traffic_class,
             payload,
         }
     }
@@ -59,6 +63,7 @@ impl Forwarded {
             src: IpAddr::V6(Ipv6Addr::from(*address)).to_canonical(),
             ports: (number(0), number(2)),
             segment: number(4),
+            traffic_class: rest[6],
         })
     }
 }
@@ -74,9 +79,10 @@ mod tests {
                 src: src.parse().unwrap(),
                 ports: (49153, 4791),
                 segment: 3,
+                traffic_class: 0x63,
             };
             assert_eq!(Forwarded::decode(&forwarded.encode()), Some(forwarded));
         }
-        assert_eq!(Forwarded::decode(&[0; 21]), None);
+        assert_eq!(Forwarded::decode(&[0; 22]), None);
     }
 }

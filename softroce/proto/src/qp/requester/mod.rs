@@ -13,8 +13,10 @@
 //! Go-back-N retransmission is `next = una`; the progress of a READ follows from `una` alone.
 //!
 //! [`transmit`] writes packets and sets AckReq, [`fast_path`] the most frequent ones; [`response`]
-//! handles responses; [`unreliable`] sends for UC and UD; [`local`] executes local operations.
+//! handles responses; [`unreliable`] sends for UC and UD; [`local`] executes local operations;
+//! [`congestion`] is what congestion control asks and sets.
 
+mod congestion;
 mod fast_path;
 mod local;
 mod response;
@@ -70,6 +72,8 @@ pub(crate) struct Requester {
     rnr_retries_left: u8,
     /// Go-back-N was already done for this packet: other evidence of the same loss is ignored.
     recovering: Option<u64>,
+    /// Times that lost packets were sent again.
+    recoveries: u64,
     /// Lossless link: packets sent on it when a timeout found some that the peer had not taken.
     undelivered: Option<u64>,
     timer: Timer,
@@ -114,6 +118,7 @@ impl Requester {
             retries_left: 0,
             rnr_retries_left: 0,
             recovering: None,
+            recoveries: 0,
             undelivered: None,
             timer: Timer::Idle,
         }
@@ -156,6 +161,7 @@ impl Requester {
         self.ack_requested = 0;
         self.local_end = 0;
         self.recovering = None;
+        self.recoveries = 0;
         self.undelivered = None;
         self.timer = Timer::Idle;
     }
@@ -387,6 +393,7 @@ impl Requester {
     /// Go-back-N to the oldest unacknowledged packet, if a retry is left.
     fn retry(&mut self, now: Instant) -> Result<(), Status> {
         self.retries_left = self.retries_left.checked_sub(1).ok_or(Status::RetryExceeded)?;
+        self.recoveries += 1;
         self.go_back_n();
         self.restart_ack_timer(now);
         Ok(())

@@ -217,6 +217,11 @@ impl Responder {
         !self.replies.is_empty()
     }
 
+    /// Whether the next reply is a READ response.
+    pub(crate) fn sends_data(&self) -> bool {
+        self.replies.sends_data()
+    }
+
     pub(crate) const fn expected_psn(&self) -> Psn {
         self.expected
     }

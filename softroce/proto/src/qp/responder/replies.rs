@@ -86,6 +86,12 @@ impl Replies {
                 .is_some_and(|reply| matches!(reply.kind, ReplyKind::Ack))
     }
 
+    pub(crate) fn sends_data(&self) -> bool {
+        self.queue
+            .front()
+            .is_some_and(|reply| matches!(reply.kind, ReplyKind::Read(_)))
+    }
+
     pub(crate) fn front(&mut self) -> Option<&mut Reply> {
         self.queue.front_mut()
     }
