@@ -112,7 +112,9 @@ fn child_arguments(kind: Kind, args: &TestArgs, device: &Device, address: Option
         duplicate,
         reorder,
         corrupt,
+        mark,
         delay,
+        congestion,
         pcap: _,
     } = &args.soft;
     flag("port", Some("0".into()));
@@ -127,11 +129,13 @@ fn child_arguments(kind: Kind, args: &TestArgs, device: &Device, address: Option
     flag("udp-port", udp_port.map(|port| port.to_string()));
     flag("link", link.clone());
     flag("faults", faults.clone());
+    flag("congestion", congestion.clone());
     for (name, fraction) in [
         ("drop", drop),
         ("duplicate", duplicate),
         ("reorder", reorder),
         ("corrupt", corrupt),
+        ("mark", mark),
     ] {
         flag(name, fraction.map(|fraction| fraction.to_string()));
     }

@@ -4,6 +4,10 @@ use doorbell_collectives::topology::{Device, DeviceKind, Distance, Host};
 use doorbell_verbs::{Context, DeviceError, GidType, Library, PortState};
 use serde::Serialize;
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
 use crate::cli::DevicesArgs;
 use crate::device::{self, PORT, Side, Soft};
 use crate::failure::{Failure, one_line};
@@ -34,10 +38,27 @@ struct Entry {
     /// Copy modes to other processes of this host by the shared-memory link, best first.
     #[serde(rename = "movers", skip_serializing_if = "Vec::is_empty")]
     copy_modes: Vec<&'static str>,
+    /// The port's counters in sysfs, of congestion and loss; none where it is not there.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    counters: BTreeMap<&'static str, u64>,
     /// The GPUs, nearest first; none where not requested, or where the device is software.
     #[serde(skip_serializing_if = "Option::is_none")]
     gpus: Option<Vec<NearGpu>>,
 }
+
+/// Those of `hw_counters` that say what congestion and loss have cost, by the adapters' names.
+const COUNTERS: [&str; 10] = [
+    "np_cnp_sent",
+    "np_ecn_marked_roce_packets",
+    "rp_cnp_handled",
+    "rp_cnp_ignored",
+    "out_of_sequence",
+    "duplicate_request",
+    "packet_seq_err",
+    "local_ack_timeout_err",
+    "rnr_nak_retry_err",
+    "retransmitted_pkts",
+];
 
 #[derive(Debug, Serialize)]
 struct NearGpu {
@@ -104,6 +125,9 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
         let entry = entry(name, LinkKind::SoftUdp, context);
         listing.devices.push(Entry { copy_modes, ..entry });
     }
+    for entry in &mut listing.devices {
+        entry.counters = counters(Path::new("/sys/class/infiniband"), &entry.name);
+    }
     if args.gpu {
         match topo::this_host() {
             Ok(host) => {
@@ -123,6 +147,14 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
         eprintln!("doorbell: note: {note}");
     }
     Ok(())
+}
+
+/// The counters of a device's port, of those that it has. Under `doorbell run` the userspace
+/// devices have them, too: the sums over the job.
+fn counters(infiniband: &Path, device: &str) -> BTreeMap<&'static str, u64> {
+    let folder = infiniband.join(device).join(format!("ports/{PORT}/hw_counters"));
+    let read = |name| Some((name, fs::read_to_string(folder.join(name)).ok()?.trim().parse().ok()?));
+    COUNTERS.into_iter().filter_map(read).collect()
 }
 
 /// The GPUs near an adapter of this name; none for a device on no bus.
@@ -173,6 +205,7 @@ fn entry(name: String, link: LinkKind, context: Result<Context, String>) -> Entr
                 gids: Vec::new(),
                 limits: None,
                 copy_modes: Vec::new(),
+                counters: BTreeMap::new(),
                 gpus: None,
             };
         }
@@ -202,6 +235,7 @@ fn entry(name: String, link: LinkKind, context: Result<Context, String>) -> Entr
             atomics: attr.atomics,
         }),
         copy_modes: Vec::new(),
+        counters: BTreeMap::new(),
         gpus: None,
     }
 }
@@ -259,6 +293,14 @@ fn text(listing: &Listing, verbose: bool, gpu: bool) -> String {
                 entry.copy_modes.join(", ")
             ));
         }
+        if !entry.counters.is_empty() {
+            let counters: Vec<_> = entry
+                .counters
+                .iter()
+                .map(|(name, value)| format!("{name} {value}"))
+                .collect();
+            lines.push(format!("    counters: {}", counters.join(", ")));
+        }
         if let Some(limits) = &entry.limits {
             lines.push(format!(
                 "    ports {}, queue depth {}, scatter-gather {}, CQ entries {}, reads and atomics outstanding {}, atomics {}",
@@ -276,7 +318,6 @@ fn text(listing: &Listing, verbose: bool, gpu: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::os::unix::fs::symlink;
 
     use super::*;
@@ -293,6 +334,34 @@ mod tests {
         };
         let text = text(&listing, true, false);
         assert_eq!(text.lines().count(), 2, "{text}");
+    }
+
+    /// A counter that a device does not have is left out, as is one that is no number.
+    #[test]
+    fn counters_are_those_of_the_port() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("mlx5_0/ports/1/hw_counters");
+        fs::create_dir_all(&folder).unwrap();
+        for (name, text) in [
+            ("np_cnp_sent", "7\n"),
+            ("out_of_sequence", "0\n"),
+            ("rp_cnp_handled", "N/A\n"),
+            ("lifespan", "10\n"),
+        ] {
+            fs::write(folder.join(name), text).unwrap();
+        }
+        let expected = BTreeMap::from([("np_cnp_sent", 7), ("out_of_sequence", 0)]);
+        assert_eq!(counters(root.path(), "mlx5_0"), expected);
+        let mut entry = entry("mlx5_0".into(), LinkKind::Hardware, Err("down".into()));
+        entry.counters = expected;
+        let listing = Listing {
+            tool: "doorbell",
+            version: "0",
+            devices: vec![entry],
+            notes: Vec::new(),
+        };
+        let text = text(&listing, true, false);
+        assert!(text.ends_with("counters: np_cnp_sent 7, out_of_sequence 0"), "{text}");
     }
 
     /// An adapter with two GPUs below its switch and one elsewhere.

@@ -45,9 +45,9 @@ impl From<DeviceError> for OpenError {
 ///   configured it (`DOORBELL_SOFT_ADDR`); without a configuration `soft0` is on 127.0.0.1.
 /// - `soft`, or with options `soft?drop=0.01&seed=7`: another userspace device, with an address of
 ///   its own on loopback, which goes with its last context and object. The options are `drop`,
-///   `duplicate`, `reorder` and `corrupt` (fractions of the packets sent), `delay`, `rate`, `down`
-///   and `seed`, as in `DOORBELL_FAULTS`; `address`, an address that processes may share; and
-///   `pcap`, a capture file.
+///   `duplicate`, `reorder`, `corrupt` and `mark` (fractions of the packets sent), `delay`, `rate`,
+///   `down` and `seed`, as in `DOORBELL_FAULTS`; `address`, an address that processes may share;
+///   and `pcap`, a capture file.
 /// - any other name, such as `mlx5_0`: a device of the system's libibverbs.
 ///
 /// # Errors

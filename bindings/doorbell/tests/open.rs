@@ -45,7 +45,8 @@ fn a_capture_is_an_option() {
 
 #[test]
 fn what_is_wrong_is_one_line() {
-    let names = "drop, duplicate, reorder, corrupt, delay, rate, down and seed; other options are address and pcap";
+    let names =
+        "drop, duplicate, reorder, corrupt, mark, delay, rate, down and seed; other options are address and pcap";
     for (device, message) in [
         (
             "soft?dorp=0.01",

@@ -90,6 +90,11 @@ impl Devices {
         self.option("corrupt", fraction)
     }
 
+    /// Marks this fraction of the ECN-capable packets (Congestion Experienced), 0 to 1.
+    pub fn mark(self, fraction: f64) -> Self {
+        self.option("mark", fraction)
+    }
+
     /// Delays each packet, by at most 10 s.
     pub fn delay(self, delay: Duration) -> Self {
         self.option("delay", format_args!("{}ns", delay.as_nanos()))

@@ -88,7 +88,7 @@ pub(crate) struct SoftArgs {
     pub(crate) link: Option<String>,
     /// Faults of the packets sent, as drop=0.01,delay=1ms; for one device, as
     /// 'seed=7;soft1:drop=0.01'
-    #[arg(long, value_name = "FAULTS", conflicts_with_all = ["drop", "duplicate", "reorder", "corrupt", "delay"])]
+    #[arg(long, value_name = "FAULTS", conflicts_with_all = ["drop", "duplicate", "reorder", "corrupt", "mark", "delay"])]
     pub(crate) faults: Option<String>,
     /// Fraction of the packets sent that are dropped
     #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
@@ -102,9 +102,15 @@ pub(crate) struct SoftArgs {
     /// Fraction of the packets sent in which a bit flips
     #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
     pub(crate) corrupt: Option<f64>,
+    /// Fraction of the ECN-capable packets sent that are marked, Congestion Experienced
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
+    pub(crate) mark: Option<f64>,
     /// Delay of the packets sent, as 100us
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) delay: Option<Duration>,
+    /// Congestion control over UDP: none, dcqcn or delay, with options as dcqcn,line=25Gb,cnp=50us
+    #[arg(long, value_name = "ALGORITHM")]
+    pub(crate) congestion: Option<String>,
     /// Capture the packets of this end, for wireshark
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,

@@ -54,6 +54,7 @@ impl SoftArgs {
                 "DOORBELL_FAULTS",
                 text(self.faults.clone().or_else(|| self.each_fault(seed))),
             ),
+            ("DOORBELL_CONGESTION", text(self.congestion.clone())),
             ("DOORBELL_PCAP", self.pcap.clone().map(OsString::from)),
         ];
         let set = options.into_iter().filter_map(|(name, value)| Some((name, value?)));
@@ -62,16 +63,17 @@ impl SoftArgs {
 
     /// The faults that have options of their own, as `--faults` takes them.
     fn each_fault(&self, seed: u64) -> Option<String> {
-        let fractions = [self.drop, self.duplicate, self.reorder, self.corrupt];
+        let fractions = [self.drop, self.duplicate, self.reorder, self.corrupt, self.mark];
         if fractions.iter().all(Option::is_none) && self.delay.is_none() {
             return None;
         }
-        let [drop, duplicate, reorder, corrupt] = fractions.map(Option::unwrap_or_default);
+        let [drop, duplicate, reorder, corrupt, mark] = fractions.map(Option::unwrap_or_default);
         let faults = FaultConfig {
             drop,
             duplicate,
             reorder,
             corrupt,
+            mark,
             delay: self.delay.unwrap_or_default(),
             seed,
             ..FaultConfig::default()

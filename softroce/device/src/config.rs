@@ -4,6 +4,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use doorbell_roce_proto::congestion::CongestionConfig;
+
+use crate::congestion;
 use crate::links::shm::CopyMode;
 use crate::links::udp::ROCE_PORT;
 use crate::links::udp::fault::FaultConfig;
@@ -26,6 +29,8 @@ pub struct DeviceConfig {
     pub link: LinkChoice,
     /// Fault injection on sent packets, and an outage.
     pub faults: FaultConfig,
+    /// Congestion control, of packets over UDP.
+    pub congestion: CongestionConfig,
     /// When the time of an outage starts, in [`ticks`](crate::clock::ticks): the same in every
     /// process of a test; `None` for when the device opens.
     pub start: Option<u64>,
@@ -68,6 +73,7 @@ impl DeviceConfig {
             port: ROCE_PORT,
             link: LinkChoice::Automatic,
             faults: FaultConfig::default(),
+            congestion: CongestionConfig::default(),
             start: None,
             pcap: None,
             view: None,
@@ -110,6 +116,7 @@ impl DeviceConfig {
     /// - `DOORBELL_GPU_CONTEXT`: `program` or `separate`, the CUDA context of copies;
     /// - `DOORBELL_FAULTS`: the faults, such as `drop=0.05,seed=7` ([`FaultConfig`]); those after a
     ///   semicolon and a device's name are of this device alone, as in `drop=0.05;soft1:rate=1Gb`;
+    /// - `DOORBELL_CONGESTION`: `none`, `dcqcn` or `delay`, with options as in `dcqcn,line=25Gb`;
     /// - `DOORBELL_START`: [`start`](Self::start);
     /// - `DOORBELL_VIEW`: [`view`](Self::view);
     /// - `DOORBELL_PCAP`: the capture file; each of several devices adds its name, as in
@@ -163,6 +170,10 @@ impl DeviceConfig {
                     return Err(ConfigError::new("DOORBELL_GPU_CONTEXT", &value, reason));
                 }
             };
+        }
+        if let Some(value) = set("DOORBELL_CONGESTION") {
+            pattern.congestion = congestion::parse(&value)
+                .map_err(|problem| ConfigError::new("DOORBELL_CONGESTION", &value, problem))?;
         }
         if let Some(value) = set("DOORBELL_START") {
             let invalid = |_| ConfigError::new("DOORBELL_START", &value, "is not a time in nanoseconds");
@@ -378,6 +389,12 @@ mod tests {
             ("DOORBELL_FAULTS", "lose=1", "no fault is called"),
             ("DOORBELL_FAULTS", "drop=0.1;soft1:drop=0.2", "there is no device soft1"),
             ("DOORBELL_FAULTS", "soft0:down=soon", "expected when it begins"),
+            ("DOORBELL_CONGESTION", "cubic", "valid values: none, dcqcn, delay"),
+            ("DOORBELL_CONGESTION", "dcqcn,line", "is not NAME=VALUE"),
+            ("DOORBELL_CONGESTION", "dcqcn,line=25", "expected a rate"),
+            ("DOORBELL_CONGESTION", "dcqcn,cnp=2s", "at most 1 s"),
+            ("DOORBELL_CONGESTION", "none,gain=3", "no option 'gain'"),
+            ("DOORBELL_CONGESTION", "delay,line=1Gb,min=2Gb", "above the line rate"),
             ("DOORBELL_START", "now", "is not a time"),
             ("DOORBELL_LINK", "shm", "is not a link"),
             ("DOORBELL_COPY", "vm", "is not a copy mode"),

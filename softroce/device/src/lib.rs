@@ -11,6 +11,7 @@
 pub mod clock;
 pub mod cm;
 mod config;
+mod congestion;
 mod counters;
 mod cq;
 mod device;

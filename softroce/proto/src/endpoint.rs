@@ -23,7 +23,7 @@ use crate::qpn::QpnBlock;
 use crate::srq::{SharedQueue, SrqAttributes, SrqError, SrqInit};
 use crate::table::QpTable;
 use crate::timer::Timers;
-use crate::wire::{self, Cnp, Packet, ParseError};
+use crate::wire::{self, Cnp, IpFields, Packet, ParseError};
 use crate::work::{Completion, CqId, Destination, PostError, ReceiveRequest, Remote, SendRequest, SrqId};
 use crate::{Instant, Qpn};
 
@@ -319,7 +319,7 @@ impl Endpoint {
             self.notifier.handle_mark(now, qp, &packet.bth, &mut self.out.counters);
         }
         let psn = packet.bth.psn;
-        qp.handle(now, &packet.into(), (datagram.src, datagram.dst), memory, &mut self.out);
+        qp.handle(now, &packet.into(), datagram.ip(), memory, &mut self.out);
         if unpinned.is_some_and(|before| qp.progress().is_by_valid_packet(psn, before)) {
             qp.pin_peer_port(datagram.src_port);
         }
@@ -387,9 +387,13 @@ impl Endpoint {
                 len: packet.len,
             },
         };
-        let ends = (packet.address, packet.address);
+        let ip = IpFields {
+            src: packet.address,
+            dst: packet.address,
+            traffic_class: 0,
+        };
         let now = if qp.needs_time(&arrival) { now() } else { Instant::ZERO };
-        qp.handle(now, &arrival, ends, memory, &mut self.out);
+        qp.handle(now, &arrival, ip, memory, &mut self.out);
         self.reschedule(index);
     }
 

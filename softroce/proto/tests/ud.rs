@@ -57,6 +57,14 @@ fn datagrams_of_every_size() {
                 assert_eq!(*payload, pair.bytes(0, local)[..len as usize]);
                 let ends = (pair.nodes[0].address, pair.nodes[1].address);
                 assert_eq!(ip_header_addresses(header), Some(ends));
+                // What `destination` chose.
+                let class = if v6 {
+                    header[0] << 4 | header[1] >> 4
+                } else {
+                    header[21]
+                };
+                let expected = if util::over_link() { 0 } else { to.path.traffic_class };
+                assert_eq!(class, expected);
             }
             assert_eq!(pair.completed(0, SEND_CQ), success([wr_id; 2]));
             pair.nodes[0].completions.clear();

@@ -100,6 +100,7 @@ mod tests {
         src: std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
         ports: (49152, 4791),
         segment: 0,
+        traffic_class: 0,
     };
 
     fn at(ms: u64) -> Instant {

@@ -38,7 +38,7 @@ const SERVICES: usize = 4096;
 const MAGIC: u64 = u64::from_be_bytes(*b"doorbell");
 
 /// Version of layout and messages. Part of the names, so that incompatible builds do not meet.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 
 /// A process with the device open. Unique: the slot's next member has another generation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -164,7 +164,7 @@ impl Controller for Dcqcn {
             self.alpha = ONE;
         }
         self.target = self.current;
-        let cut = (u128::from(self.current) * u128::from(self.alpha) >> 33) as u64;
+        let cut = ((u128::from(self.current) * u128::from(self.alpha)) >> 33) as u64;
         self.current = (self.current - cut).max(self.min_rate);
         let shift = self.config.gain_shift;
         self.alpha = (self.alpha - (self.alpha >> shift) + (ONE >> shift)).min(ONE);
@@ -223,7 +223,7 @@ fn expire(deadline: &mut Instant, period: Duration, now: Instant) -> u64 {
 
 /// `alpha * (1 - 2^-shift)^times`, by squaring.
 fn decay(alpha: u64, shift: u32, mut times: u64) -> u64 {
-    let product = |a: u64, b: u64| (u128::from(a) * u128::from(b) >> 32) as u64;
+    let product = |a: u64, b: u64| ((u128::from(a) * u128::from(b)) >> 32) as u64;
     let (mut alpha, mut factor) = (alpha, ONE - (ONE >> shift));
     while times > 0 && alpha > 0 {
         if times & 1 == 1 {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::{Datagram, Endpoint};
 use crate::ident::Verdict;
 use crate::memory::Memory;
-use crate::wire::{Extension, Packet, Transport};
+use crate::wire::{Extension, IpFields, Packet, Transport};
 use crate::{Instant, Qpn};
 
 /// The destination of every multicast packet (IBTA vol 1, 9.6.1.3).
@@ -139,13 +139,17 @@ impl Endpoint {
             return;
         }
         let packet = packet.into();
+        let ip = IpFields {
+            dst: group,
+            ..datagram.ip()
+        };
         for at in 0.. {
             let Some(attachment) = self.multicast.attachment(group, at) else {
                 return;
             };
             let own = attachment.qpn == deth.src_qp && attachment.blocks_self_from == Some(datagram.src);
             if !own && let Some((index, qp)) = self.qps.find_mut(attachment.qpn).filter(|(_, qp)| qp.receives()) {
-                qp.handle(now, &packet, (datagram.src, group), memory, &mut self.out);
+                qp.handle(now, &packet, ip, memory, &mut self.out);
                 self.reschedule(index);
             }
         }

@@ -4,6 +4,7 @@ use core::net::IpAddr;
 
 use crate::Qpn;
 use crate::qp::{LinkId, Path};
+use crate::wire::IpFields;
 use crate::work::SrqId;
 
 /// The IPv4 Identification of a received datagram, which the ICRC covers.
@@ -35,6 +36,16 @@ pub struct Datagram<'a> {
     pub traffic_class: u8,
     /// The UDP payload: BTH to ICRC, inclusive.
     pub payload: &'a [u8],
+}
+
+impl Datagram<'_> {
+    pub(super) const fn ip(&self) -> IpFields {
+        IpFields {
+            src: self.src,
+            dst: self.dst,
+            traffic_class: self.traffic_class,
+        }
+    }
 }
 
 /// A packet received on a link: its headers; [`Memory`](crate::memory::Memory) has the payload.

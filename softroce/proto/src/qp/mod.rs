@@ -14,8 +14,6 @@ mod transitions;
 mod unreliable;
 mod xrc;
 
-use core::net::IpAddr;
-
 pub use attributes::{
     Attributes, GidsUsed, LinkId, LinkProgress, Modify, ModifyError, Path, QpInit, RemoteAccess, State, ack_timeout,
 };
@@ -30,7 +28,7 @@ use crate::qp::peer_port::{PeerPort, Progress};
 use crate::qp::requester::Requester;
 use crate::qp::responder::{FatalNak, Responder};
 use crate::srq::SharedQueue;
-use crate::wire::{Bth, Nak, Opcode, Transport};
+use crate::wire::{Bth, IpFields, Nak, Opcode, Transport};
 use crate::work::{PostError, ReceiveRequest, SendRequest, SrqId, Status};
 use crate::{AsyncEvent, Datagram, EndpointConfig, Instant, LinkCapabilities, Mtu, Psn, Qpn};
 
@@ -391,12 +389,12 @@ impl QueuePair {
         Ok(())
     }
 
-    /// `ends`: source and destination address; the queue pair [`receives`](Self::receives).
+    /// The queue pair [`receives`](Self::receives).
     pub(crate) fn handle<M: Memory>(
         &mut self,
         now: Instant,
         packet: &InboundPacket<'_>,
-        ends: (IpAddr, IpAddr),
+        ip: IpFields,
         memory: &mut M,
         out: &mut Outbox,
     ) {
@@ -405,7 +403,7 @@ impl QueuePair {
             Transport::Rc => self.handle_packet(now, packet, memory, out),
             Transport::Xrc => self.handle_xrc(now, packet, memory, out),
             Transport::Uc => self.handle_unreliable(packet, memory, out),
-            Transport::Ud => self.handle_datagram(packet, ends, memory, out),
+            Transport::Ud => self.handle_datagram(packet, ip, memory, out),
         }
         if self.congestion.is_some() {
             self.report_progress(now, acked);

@@ -1,8 +1,6 @@
 //! Queue pairs of UC and UD: without responses, a request completes when its last packet is given
 //! to the link, and packets that cannot be received are dropped silently (IBTA vol 1, 9.8).
 
-use core::net::IpAddr;
-
 use super::QueuePair;
 use crate::AsyncEvent;
 use crate::memory::Memory;
@@ -10,7 +8,7 @@ use crate::outbox::Outbox;
 use crate::qp::State;
 use crate::qp::packet::{InboundPacket, PacketLens};
 use crate::qp::responder::LocalFault;
-use crate::wire::Transport;
+use crate::wire::{IpFields, Transport};
 use crate::work::Status;
 
 impl QueuePair {
@@ -30,18 +28,18 @@ impl QueuePair {
         }
     }
 
-    /// From any sender; `ends`: source and destination address.
+    /// From any sender.
     pub(super) fn handle_datagram<M: Memory>(
         &mut self,
         packet: &InboundPacket<'_>,
-        ends: (IpAddr, IpAddr),
+        ip: IpFields,
         memory: &mut M,
         out: &mut Outbox,
     ) {
         let qkey = self.set.qkey.unwrap_or(0);
         let handled = self
             .responder
-            .handle_datagram(packet, ends, qkey, &self.connection, memory, out);
+            .handle_datagram(packet, ip, qkey, &self.connection, memory, out);
         if handled == Err(LocalFault) {
             self.enter_error(out);
         }

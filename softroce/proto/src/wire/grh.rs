@@ -6,10 +6,10 @@
 //! IPv4:  0..20 zero, 20..40 the header
 //! ```
 //!
-//! A UDP socket strips the IP header: it is rebuilt, with traffic class, flow label and
-//! Identification 0, TTL 64, and a correct IPv4 checksum, which distinguishes IPv4 from IPv6. The
-//! kernel would report class and TTL (`IP_RECVTOS`, `IP_RECVTTL`), by two control messages per
-//! receive of the device: queue pairs without a GRH would pay for them, too.
+//! A UDP socket strips the IP header: it is rebuilt, with flow label and Identification 0, TTL 64,
+//! and a correct IPv4 checksum, which distinguishes IPv4 from IPv6. The kernel would report the TTL
+//! (`IP_RECVTTL`), by a control message per receive of the device: queue pairs without a GRH would
+//! pay for it, too.
 
 use crate::work::IpVersion;
 use core::net::IpAddr;
@@ -23,15 +23,31 @@ const IPV4_HEADER: usize = 20;
 /// The usual TTL or hop limit.
 pub const HOP_LIMIT: u8 = 64;
 
+/// The fields of a received datagram's IP header that are known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IpFields {
+    /// Source address.
+    pub src: IpAddr,
+    /// Destination address.
+    pub dst: IpAddr,
+    /// IPv4 TOS or IPv6 traffic class; 0 if it is not known.
+    pub traffic_class: u8,
+}
+
 /// The IP header of a datagram with `payload_len` bytes of UDP payload, and its version.
-pub fn ip_header(src: IpAddr, dst: IpAddr, payload_len: usize) -> (IpVersion, [u8; GRH_LEN]) {
+pub fn ip_header(fields: IpFields, payload_len: usize) -> (IpVersion, [u8; GRH_LEN]) {
+    let IpFields {
+        src,
+        dst,
+        traffic_class,
+    } = fields;
     let mut grh = [0; GRH_LEN];
     // A datagram is shorter than 2^16 bytes, headers included.
     let udp_len = (UDP_HEADER + payload_len) as u16;
     match (src.to_canonical(), dst.to_canonical()) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
             let ip = &mut grh[GRH_LEN - IPV4_HEADER..];
-            ip[0] = 0x45;
+            (ip[0], ip[1]) = (0x45, traffic_class);
             ip[2..4].copy_from_slice(&udp_len.wrapping_add(IPV4_HEADER as u16).to_be_bytes());
             // Don't fragment.
             ip[6] = 0x40;
@@ -44,7 +60,7 @@ pub fn ip_header(src: IpAddr, dst: IpAddr, payload_len: usize) -> (IpVersion, [u
             (IpVersion::V4, grh)
         }
         (src, dst) => {
-            grh[0] = 0x60;
+            (grh[0], grh[1]) = (0x60 | traffic_class >> 4, traffic_class << 4);
             grh[4..6].copy_from_slice(&udp_len.to_be_bytes());
             grh[6] = UDP;
             grh[7] = HOP_LIMIT;
@@ -82,11 +98,19 @@ fn checksum(header: &[u8]) -> u16 {
 mod tests {
     use super::*;
 
+    fn fields(src: &str, dst: &str) -> IpFields {
+        IpFields {
+            src: src.parse().unwrap(),
+            dst: dst.parse().unwrap(),
+            traffic_class: 0xb9,
+        }
+    }
+
     #[test]
     fn ipv4_behind_twenty_zeros() {
-        let (_, grh) = ip_header("10.9.0.2".parse().unwrap(), "10.9.0.1".parse().unwrap(), 100);
+        let (_, grh) = ip_header(fields("10.9.0.2", "10.9.0.1"), 100);
         assert_eq!(grh[..20], [0; 20]);
-        assert_eq!(grh[20..30], [0x45, 0, 0, 128, 0, 0, 0x40, 0, 64, 17]);
+        assert_eq!(grh[20..30], [0x45, 0xb9, 0, 128, 0, 0, 0x40, 0, 64, 17]);
         assert_eq!(grh[32..], [10, 9, 0, 2, 10, 9, 0, 1]);
         // The sum over a header including its checksum is all ones.
         assert_eq!(checksum(&grh[20..]), 0);
@@ -100,8 +124,8 @@ mod tests {
 
     #[test]
     fn ipv6_fills_it() {
-        let (_, grh) = ip_header("fd09::2".parse().unwrap(), "fd09::1".parse().unwrap(), 100);
-        assert_eq!(grh[..8], [0x60, 0, 0, 0, 0, 108, 17, 64]);
+        let (_, grh) = ip_header(fields("fd09::2", "fd09::1"), 100);
+        assert_eq!(grh[..8], [0x6b, 0x90, 0, 0, 0, 108, 17, 64]);
         assert_eq!((grh[8], grh[9], grh[23]), (0xfd, 0x09, 2));
         assert_eq!((grh[24], grh[25], grh[39]), (0xfd, 0x09, 1));
         let ends = ("fd09::2".parse().unwrap(), "fd09::1".parse().unwrap());

@@ -30,7 +30,7 @@ pub use bth::{Bth, DEFAULT_PKEY};
 pub use cnp::Cnp;
 pub use deth::Deth;
 pub use feth::Feth;
-pub use grh::{GRH_LEN, HOP_LIMIT, ip_header, ip_header_addresses};
+pub use grh::{GRH_LEN, HOP_LIMIT, IpFields, ip_header, ip_header_addresses};
 pub use ieth::Ieth;
 pub use imm_dt::ImmDt;
 pub use opcode::{Layout, Opcode, Operation, Position, Transport};

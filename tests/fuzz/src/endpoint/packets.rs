@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv6Addr};
 use arbitrary::{Result, Unstructured};
 use doorbell_roce_proto::cm::MAD_LEN;
 use doorbell_roce_proto::wire::{
-    self, Aeth, AtomicAckEth, AtomicEth, Bth, Credits, Deth, Extension, Feth, Ieth, ImmDt, Layout, Nak, Opcode, Reth,
-    RnrTimer, Syndrome, XrcEth,
+    self, Aeth, AtomicAckEth, AtomicEth, Bth, Credits, Deth, Extension, Feth, Ieth, ImmDt, IpFields, Layout, Nak,
+    Opcode, Reth, RnrTimer, Syndrome, XrcEth,
 };
 use doorbell_roce_proto::{Psn, Qpn, mad_of};
 
@@ -91,7 +91,12 @@ impl World {
             dest == CM && opcode == Opcode::ud_send(false)
         );
         let src = self.source(input, index)?;
-        let (_, header) = wire::ip_header(src, OURS, packet.len());
+        let fields = IpFields {
+            src,
+            dst: OURS,
+            traffic_class: input.arbitrary()?,
+        };
+        let (_, header) = wire::ip_header(fields, packet.len());
         let addresses = wire::ip_header_addresses(&header);
         assert_eq!(
             addresses.map(|(src, dst)| (src.to_canonical(), dst.to_canonical())),

@@ -156,9 +156,11 @@ pub(super) fn open(socket: CloseOnFork<UdpSocket>) -> io::Result<Link> {
 pub(super) fn set_options(fd: BorrowedFd<'_>, is_ipv4: bool) -> io::Result<()> {
     if is_ipv4 {
         sys::set_option(fd, libc::IPPROTO_IP, libc::IP_TTL, HOP_LIMIT.into())?;
+        sys::set_option(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
         sys::set_option(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
     } else {
         sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, HOP_LIMIT.into())?;
+        sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
         sys::set_option(
             fd,
             libc::IPPROTO_IPV6,

@@ -245,7 +245,10 @@ impl Receive for CaptureRx {
         self.capture.record(batch.datagrams().map(|datagram| {
             let envelope = Envelope {
                 src: datagram.src,
-                dst: datagram.dst.into(),
+                dst: UdpDestination {
+                    traffic_class: datagram.traffic_class,
+                    ..datagram.dst.into()
+                },
                 ident: datagram.segment,
             };
             (envelope, &*datagram.bytes)

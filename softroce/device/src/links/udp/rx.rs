@@ -17,6 +17,8 @@ pub struct Datagram<'a> {
     /// Its index in the coalesced message (GRO): a hint at its IPv4 Identification, right if the
     /// sender uses GSO and the path does not split.
     pub segment: u16,
+    /// IPv4 TOS or IPv6 traffic class.
+    pub traffic_class: u8,
     /// The UDP payload.
     pub bytes: &'a mut [u8],
 }
@@ -58,13 +60,14 @@ impl RxBatch {
         slots
             .filter_map(|(slot, message)| message.as_ref().map(|message| (slot, message)))
             .flat_map(move |(slot, message)| {
-                let src = message.src;
+                let (src, traffic_class) = (message.src, message.traffic_class);
                 (0..)
                     .zip(slot[..message.len].chunks_mut(message.segment.max(1)))
                     .map(move |(segment, bytes)| Datagram {
                         src,
                         dst,
                         segment,
+                        traffic_class,
                         bytes,
                     })
             })

@@ -34,6 +34,8 @@ pub(super) struct Incoming {
     pub(super) len: usize,
     /// The size of each datagram; `len` for a single one.
     pub(super) segment: usize,
+    /// IPv4 TOS or IPv6 traffic class, of each of them.
+    pub(super) traffic_class: u8,
 }
 
 /// An address as the kernel reads and writes it. Every bit pattern is valid for both members.
@@ -236,7 +238,8 @@ pub(super) fn receive_many(
     most: usize,
     mut received: impl FnMut(Option<Incoming>),
 ) -> io::Result<usize> {
-    let mut parts: StackArray<Parts<Control>, RECEIVE_MESSAGES> = [const { MaybeUninit::uninit() }; RECEIVE_MESSAGES];
+    let mut parts: StackArray<Parts<ReceiveControls>, RECEIVE_MESSAGES> =
+        [const { MaybeUninit::uninit() }; RECEIVE_MESSAGES];
     let mut headers: StackArray<libc::mmsghdr, RECEIVE_MESSAGES> = [const { MaybeUninit::uninit() }; RECEIVE_MESSAGES];
     let mut count = 0;
     for ((bytes, part), header) in arena
@@ -251,9 +254,9 @@ pub(super) fn receive_many(
                 iov_base: bytes.as_mut_ptr().cast(),
                 iov_len: bytes.len(),
             },
-            control: Control::EMPTY,
+            control: [Control::EMPTY; 2],
         });
-        header.write(header_of(part, size_of::<Address>() as libc::socklen_t, 1));
+        header.write(header_of(part, size_of::<Address>() as libc::socklen_t, 2));
         count += 1;
     }
     let (fd, flags) = (fd.as_raw_fd(), libc::MSG_DONTWAIT as _);
@@ -269,10 +272,12 @@ pub(super) fn receive_many(
         let len = header.msg_len as usize;
         let whole = header.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
         let incoming = part.address.decode(header.msg_hdr.msg_namelen).filter(|_| whole);
+        let controls = read_controls(&header.msg_hdr, &part.control);
         received(incoming.map(|src| Incoming {
             src,
             len,
-            segment: gro_segment(&header.msg_hdr, &part.control).unwrap_or(len),
+            segment: controls.segment.unwrap_or(len),
+            traffic_class: controls.traffic_class,
         }));
     }
     Ok(taken)
@@ -303,17 +308,33 @@ fn header_of<C>(part: &mut Parts<C>, address_len: libc::socklen_t, controls: usi
     header
 }
 
-/// The segment size in a `UDP_GRO` control message; `None` when nothing was coalesced.
-fn gro_segment(header: &libc::msghdr, control: &Control) -> Option<usize> {
+/// The control messages of a received message: `UDP_GRO`, and `IP_TOS` or `IPV6_TCLASS`.
+type ReceiveControls = [Control; 2];
+
+/// What they say.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+struct Received {
+    /// The segment size; `None` when nothing was coalesced.
+    segment: Option<usize>,
+    /// 0 when it is not said.
+    traffic_class: u8,
+}
+
+fn read_controls(header: &libc::msghdr, controls: &ReceiveControls) -> Received {
     // Its type differs between C libraries.
     let len: usize = header.msg_controllen as _;
-    // GRO is the socket's only option with control messages: it comes first or not at all.
-    let present = len >= offset_of!(Control, value) + size_of::<c_int>()
-        && control.header.cmsg_level == libc::SOL_UDP
-        && control.header.cmsg_type == libc::UDP_GRO;
-    usize::try_from(c_int::from_ne_bytes(control.value))
-        .ok()
-        .filter(|&size| present && size > 0)
+    let mut received = Received::default();
+    for control in &controls[..(len / size_of::<Control>()).min(2)] {
+        let int = c_int::from_ne_bytes(control.value);
+        match (control.header.cmsg_level, control.header.cmsg_type) {
+            (libc::SOL_UDP, libc::UDP_GRO) => received.segment = usize::try_from(int).ok().filter(|&size| size > 0),
+            // One byte of data; that of IPv6 is an int of 0 to 255.
+            (libc::IPPROTO_IP, libc::IP_TOS) => received.traffic_class = control.value[0],
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => received.traffic_class = int as u8,
+            _ => {}
+        }
+    }
+    received
 }
 
 pub(super) fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {

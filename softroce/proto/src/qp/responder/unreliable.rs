@@ -1,15 +1,13 @@
 //! Receiving over UC and UD: what cannot be received is dropped silently (IBTA vol 1, 9.8.2.2 and
 //! 9.8.4; 9.9.3: class D). Only a receive that cannot be written ends the queue pair (class A).
 
-use core::net::IpAddr;
-
 use crate::memory::{CopyError, Memory};
 use crate::outbox::Outbox;
 use crate::qp::packet::{InboundPacket, PayloadSource};
 use crate::qp::responder::request::Executed;
 use crate::qp::responder::{FatalNak, InboundMessage, Outcome, Responder};
 use crate::qp::{Connection, sges};
-use crate::wire::{self, Extension, GRH_LEN, Operation, ip_header};
+use crate::wire::{self, Extension, GRH_LEN, IpFields, Operation, ip_header};
 use crate::work::{CompletionOpcode, Status};
 
 /// A receive completed with a local error: the queue pair enters the error state.
@@ -80,7 +78,7 @@ impl Responder {
     pub(crate) fn handle_datagram<M: Memory>(
         &mut self,
         packet: &InboundPacket<'_>,
-        (src, dst): (IpAddr, IpAddr),
+        ip: IpFields,
         qkey: u32,
         connection: &Connection,
         memory: &mut M,
@@ -103,7 +101,7 @@ impl Responder {
             out.counters.dropped_messages += 1;
             return Ok(());
         };
-        let (version, header) = ip_header(src, dst, wire::packet_len(packet.bth.opcode, packet.payload.len()));
+        let (version, header) = ip_header(ip, wire::packet_len(packet.bth.opcode, packet.payload.len()));
         let pd = self.receive_pd;
         let scattered = sges::scatter(memory, pd, list, 0, PayloadSource::Bytes(&header))
             .and_then(|()| sges::scatter(memory, pd, list, GRH_LEN as u64, packet.payload));

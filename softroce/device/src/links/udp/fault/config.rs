@@ -18,6 +18,8 @@ pub struct FaultConfig {
     pub reorder: f64,
     /// The fraction of packets with one byte changed, 0 to 1.
     pub corrupt: f64,
+    /// The fraction of ECN-capable packets that get Congestion Experienced, 0 to 1.
+    pub mark: f64,
     /// Additional delay of each packet, at most 10 s.
     pub delay: Duration,
     /// The speed at which the port sends, in bits of UDP payload per second; 0 is unlimited.
@@ -40,7 +42,7 @@ pub struct Outage {
 impl FaultConfig {
     /// Whether any fault is on.
     pub fn is_active(&self) -> bool {
-        [self.drop, self.duplicate, self.reorder, self.corrupt]
+        [self.drop, self.duplicate, self.reorder, self.corrupt, self.mark]
             .iter()
             .any(|&fraction| fraction > 0.0)
             || !self.delay.is_zero()
@@ -65,6 +67,7 @@ impl FaultConfig {
                 "duplicate" => set(&mut self.duplicate, fraction(value)),
                 "reorder" => set(&mut self.reorder, fraction(value)),
                 "corrupt" => set(&mut self.corrupt, fraction(value)),
+                "mark" => set(&mut self.mark, fraction(value)),
                 "delay" => set(&mut self.delay, delay(value)),
                 "rate" => set(&mut self.rate, rate(value)),
                 "down" => set(&mut self.down, outage(value).map(Some)),
@@ -91,7 +94,9 @@ pub enum FaultConfigError {
         part: String,
     },
     /// An unknown name.
-    #[error("no fault is called '{name}': there are drop, duplicate, reorder, corrupt, delay, rate, down and seed")]
+    #[error(
+        "no fault is called '{name}': there are drop, duplicate, reorder, corrupt, mark, delay, rate, down and seed"
+    )]
     Name {
         /// The name.
         name: String,
@@ -154,7 +159,7 @@ fn outage(text: &str) -> Result<Outage, &'static str> {
 }
 
 /// In ns, us, ms or s, as a whole number.
-fn time(text: &str) -> Option<Duration> {
+pub(crate) fn time(text: &str) -> Option<Duration> {
     let (number, unit) = split_unit(text);
     let number: u64 = number.parse().ok()?;
     let nanoseconds = match unit {
@@ -166,7 +171,7 @@ fn time(text: &str) -> Option<Duration> {
     number.checked_mul(nanoseconds).map(Duration::from_nanos)
 }
 
-fn rate(text: &str) -> Result<u64, &'static str> {
+pub(crate) fn rate(text: &str) -> Result<u64, &'static str> {
     let (number, unit) = split_unit(text);
     let unit = unit.strip_suffix("/s").unwrap_or(unit);
     let known = RATE_UNITS.iter().find(|known| known.0 == unit);
@@ -217,6 +222,7 @@ impl Display for FaultConfig {
             ("duplicate", self.duplicate),
             ("reorder", self.reorder),
             ("corrupt", self.corrupt),
+            ("mark", self.mark),
         ];
         for (name, fraction) in fractions.into_iter().filter(|&(_, fraction)| fraction > 0.0) {
             write!(f, "{name}={fraction},")?;

@@ -1,5 +1,5 @@
-//! Fault injection: a sending half that drops, duplicates, delays, reorders, corrupts and paces
-//! packets, and halves that pass none while the port is down.
+//! Fault injection: a sending half that drops, duplicates, delays, reorders, corrupts, marks (ECN)
+//! and paces packets, and halves that pass none while the port is down.
 //!
 //! [`FaultModel`] decides; the half here applies that to datagrams. A packet is corrupted after it
 //! was sealed: the receiver sees a wrong ICRC and not a wrong message.
@@ -11,12 +11,14 @@ mod outage;
 mod tests;
 
 pub use config::{FaultConfig, FaultConfigError, Outage};
+pub(crate) use config::{rate, time};
 pub use model::{Corruption, Delivery, FaultModel};
 pub(crate) use outage::OutageClock;
 pub(super) use outage::OutageRx;
 
 use super::{Transmit, TxBatch, UdpDestination};
 use doorbell_roce_proto::Instant;
+use doorbell_roce_proto::congestion::ecn;
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 use std::io;
@@ -113,10 +115,14 @@ impl FaultTx {
             if self.delayed.len() == MAX_DELAYED {
                 break;
             }
+            let traffic_class = match delivery.marked {
+                true => ecn::mark(dst.traffic_class),
+                false => dst.traffic_class,
+            };
             self.delayed.push(Reverse(DelayedPacket {
                 at: delivery.at,
                 order: self.order,
-                dst,
+                dst: UdpDestination { traffic_class, ..dst },
                 bytes: packet.into(),
                 corruption: delivery.corruption,
             }));

@@ -34,6 +34,8 @@ pub struct Delivery {
     pub at: Instant,
     /// How it is corrupted, if it is.
     pub corruption: Option<Corruption>,
+    /// A switch marks it, if it is ECN-capable.
+    pub marked: bool,
 }
 
 /// Decides the faults of one packet after another.
@@ -84,12 +86,18 @@ impl FaultModel {
             offset: draw.below(len.max(1) as u64) as usize,
             mask: 1 + draw.below(255) as u8,
         };
+        let marked = draw.happens(self.config.mark);
         let at = self.send(now, len) + self.config.delay;
         let original = Delivery {
             at: if reordered { at + held } else { at },
             corruption: corrupted.then_some(corruption),
+            marked,
         };
-        let duplicate = Delivery { at, corruption: None };
+        let duplicate = Delivery {
+            at,
+            corruption: None,
+            marked,
+        };
         let arrivals = [Some(original), duplicated.then_some(duplicate)];
         arrivals.into_iter().flatten().filter(move |_| !dropped)
     }
