@@ -41,6 +41,8 @@ pub struct DeviceConfig {
     pub separate_gpu_context: bool,
     /// How long the progress thread busy-polls after the last traffic before it sleeps.
     pub spin: Duration,
+    /// See [`EndpointConfig::tail_loss_probes`](doorbell_roce_proto::EndpointConfig).
+    pub tail_loss_probes: bool,
 }
 
 /// The path of packets between processes of one host.
@@ -74,6 +76,7 @@ impl DeviceConfig {
             copy_mode: None,
             separate_gpu_context: false,
             spin: SPIN,
+            tail_loss_probes: true,
         }
     }
 
@@ -111,6 +114,7 @@ impl DeviceConfig {
     /// - `DOORBELL_FAULTS`: the faults, such as `drop=0.05,seed=7` ([`FaultConfig`]); those after a
     ///   semicolon and a device's name are of this device alone, as in `drop=0.05;soft1:rate=1Gb`;
     /// - `DOORBELL_START`: [`start`](Self::start);
+    /// - `DOORBELL_TAIL_LOSS_PROBES`: `0` for none, as an adapter;
     /// - `DOORBELL_VIEW`: [`view`](Self::view);
     /// - `DOORBELL_PCAP`: the capture file; each of several devices adds its name, as in
     ///   `file-soft1.pcap`.
@@ -164,6 +168,9 @@ impl DeviceConfig {
                 }
             };
         }
+        if let Some(value) = set("DOORBELL_TAIL_LOSS_PROBES") {
+            pattern.tail_loss_probes = switch("DOORBELL_TAIL_LOSS_PROBES", &value)?;
+        }
         if let Some(value) = set("DOORBELL_START") {
             let invalid = |_| ConfigError::new("DOORBELL_START", &value, "is not a time in nanoseconds");
             pattern.start = Some(value.parse().map_err(invalid)?);
@@ -212,6 +219,14 @@ impl DeviceConfig {
             })
         };
         addresses.split(',').enumerate().map(device).collect()
+    }
+}
+
+fn switch(variable: &'static str, value: &str) -> Result<bool, ConfigError> {
+    match value {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err(ConfigError::new(variable, value, "is neither 0 nor 1")),
     }
 }
 
@@ -379,6 +394,7 @@ mod tests {
             ("DOORBELL_FAULTS", "drop=0.1;soft1:drop=0.2", "there is no device soft1"),
             ("DOORBELL_FAULTS", "soft0:down=soon", "expected when it begins"),
             ("DOORBELL_START", "now", "is not a time"),
+            ("DOORBELL_TAIL_LOSS_PROBES", "off", "is neither 0 nor 1"),
             ("DOORBELL_LINK", "shm", "is not a link"),
             ("DOORBELL_COPY", "vm", "is not a copy mode"),
             ("DOORBELL_GPU_CONTEXT", "own", "is not a context"),

@@ -188,6 +188,7 @@ impl Device {
             key,
             window: window(link.receive_buffer, mtu),
             mtu,
+            tail_loss_probes: config.tail_loss_probes,
             ..EndpointConfig::default()
         });
         let block = host.claim(endpoint.next_qpn_block()).ok_or_else(|| OpenError::NoQpns {

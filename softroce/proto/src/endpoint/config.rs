@@ -15,6 +15,9 @@ pub struct EndpointConfig {
     pub mtu: Mtu,
     /// What lossless links permit.
     pub link: LinkCapabilities,
+    /// Reliable queue pairs send probes over UDP when no response comes for a few round trips,
+    /// before the local ACK timeout. Any responder answers them.
+    pub tail_loss_probes: bool,
 }
 
 /// What a lossless link to a process of the same host permits: packets arrive once and in order, so
@@ -60,6 +63,7 @@ impl Default for EndpointConfig {
             window: Self::DEFAULT_WINDOW,
             mtu: Mtu::Mtu4096,
             link: LinkCapabilities::default(),
+            tail_loss_probes: true,
         }
     }
 }

@@ -111,6 +111,8 @@ pub(crate) struct Setup {
     /// Requests and receives per queue.
     pub(crate) max_wr: u32,
     pub(crate) max_inline: u32,
+    /// False, so that a lost tail waits for the local ACK timeout, as on an adapter.
+    pub(crate) tail_loss_probes: bool,
 }
 
 impl Default for Setup {
@@ -142,6 +144,7 @@ impl Default for Setup {
             ack_before_requests: false,
             max_wr: 64,
             max_inline: 600,
+            tail_loss_probes: false,
         }
     }
 }
@@ -211,6 +214,7 @@ impl Pair {
                     mtu: setup.link_mtu.unwrap_or(setup.mtu.bytes()),
                     inline_limit: LINK_INLINE,
                 },
+                tail_loss_probes: setup.tail_loss_probes,
             });
             let srq = setup.srq.filter(|_| at == 1).map(|init| endpoint.create_srq(init));
             let (own_srq, xrc_domain) = receives_from(&setup, at, srq);
@@ -410,7 +414,7 @@ impl Pair {
 
     fn transmit_middle(&mut self, at: usize, buf: &mut [u8]) -> Option<Sent> {
         let node = self.nodes.get_mut(at).filter(|_| self.setup.fast_path)?;
-        let len = node.endpoint.poll_transmit_middle(&mut node.memory, buf)?;
+        let len = node.endpoint.poll_transmit_middle(self.now, &mut node.memory, buf)?;
         let mut bytes = buf[..len].to_vec();
         let (src, dst) = (node.address, self.nodes[1 - at].address);
         Flow::new(src, dst, PORT, PORT).seal(0, &mut bytes);
