@@ -14,14 +14,23 @@ pub(crate) const PD: PdId = PdId(0);
 /// Requests outstanding at most.
 pub(crate) const DEPTH: usize = 64;
 
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PairConfig {
+    pub(crate) window: u32,
+    pub(crate) mtu: Mtu,
+    pub(crate) timeout: u8,
+    pub(crate) tail_loss_probes: bool,
+}
+
 /// Two connected nodes in RTS, with all rights, all requests signaled and maximum retries.
-pub(crate) fn connect(net: &mut Network, window: u32, mtu: Mtu, timeout: u8) -> [Qpn; 2] {
+pub(crate) fn connect(net: &mut Network, config: PairConfig) -> [Qpn; 2] {
     let addresses = [1, 2].map(|host| IpAddr::from(Ipv4Addr::new(10, 9, 0, host)));
     let qpns = addresses.map(|address| {
         let node = net.add(
             Endpoint::with_config(EndpointConfig {
                 key: 1.into(),
-                window,
+                window: config.window,
+                tail_loss_probes: config.tail_loss_probes,
                 ..EndpointConfig::default()
             }),
             address,
@@ -62,7 +71,7 @@ pub(crate) fn connect(net: &mut Network, window: u32, mtu: Mtu, timeout: u8) -> 
             Modify {
                 state: Some(State::Rtr),
                 path: Some(path),
-                path_mtu: Some(mtu),
+                path_mtu: Some(config.mtu),
                 dest_qpn: Some(qpns[1 - i]),
                 rq_psn: Some(Psn::new(0)),
                 max_dest_rd_atomic: Some(1),
@@ -72,7 +81,7 @@ pub(crate) fn connect(net: &mut Network, window: u32, mtu: Mtu, timeout: u8) -> 
             Modify {
                 state: Some(State::Rts),
                 sq_psn: Some(Psn::new(0)),
-                timeout: Some(timeout),
+                timeout: Some(config.timeout),
                 retry_cnt: Some(7),
                 rnr_retry: Some(7),
                 max_rd_atomic: Some(1),
