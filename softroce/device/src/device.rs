@@ -189,6 +189,7 @@ impl Device {
             window: window(link.receive_buffer, mtu),
             mtu,
             congestion: config.congestion,
+            tail_loss_probes: config.tail_loss_probes,
             ..EndpointConfig::default()
         });
         let block = host.claim(endpoint.next_qpn_block()).ok_or_else(|| OpenError::NoQpns {

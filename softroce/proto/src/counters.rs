@@ -56,6 +56,8 @@ pub struct Counters {
     pub cnps_ignored: u64,
     /// Retransmitted request packets.
     pub retransmits: u64,
+    /// Tail-loss probes: each of one or two of the retransmitted packets.
+    pub tail_loss_probes: u64,
     /// Expired local ACK timeouts.
     pub timeouts: u64,
     /// Requests carried out in the peer's memory, without a packet.

@@ -76,6 +76,7 @@ impl Connection {
 }
 
 #[derive(Debug)]
+// fields: one per independent part of the state
 pub(crate) struct QueuePair {
     init: QpInit,
     state: State,
@@ -84,6 +85,7 @@ pub(crate) struct QueuePair {
     /// Send window in PSNs over UDP; what a lossless link permits instead.
     window: u32,
     capabilities: LinkCapabilities,
+    tail_loss_probes: bool,
     requester: Requester,
     responder: Responder,
     /// The first message arrived (or RTS was entered), so IBV_EVENT_COMM_EST is not due any more.
@@ -132,6 +134,7 @@ impl QueuePair {
             },
             window: config.window,
             capabilities: config.link,
+            tail_loss_probes: config.tail_loss_probes,
             requester: Requester::new(&init, config.window),
             responder: Responder::new(&init, srq),
             established: false,
@@ -273,6 +276,8 @@ impl QueuePair {
         };
         let window = self.connection.link.map_or(self.window, |_| self.capabilities.window);
         self.requester.set_window(window);
+        self.requester
+            .set_probes(self.tail_loss_probes && self.connection.link.is_none());
         match (from, to) {
             (State::Init, State::Rtr) => self.set.rq_psn.into_iter().for_each(|psn| self.responder.start(psn)),
             (State::Rtr, State::Rts) => {
@@ -522,6 +527,7 @@ impl QueuePair {
     /// Fast path of [`transmit`](Self::transmit): a MIDDLE packet over UDP, no reply pending.
     pub(crate) fn transmit_middle<M: Memory>(
         &mut self,
+        now: Instant,
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
@@ -531,7 +537,9 @@ impl QueuePair {
         if !eligible || self.responder.has_replies() || self.congestion.is_some() {
             return None;
         }
-        let len = self.requester.transmit_middle(&self.connection, memory, buf, out)?;
+        let len = self
+            .requester
+            .transmit_middle(now, &self.connection, memory, buf, out)?;
         self.burst.requests_sent = true;
         Some(len)
     }

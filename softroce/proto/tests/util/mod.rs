@@ -120,6 +120,8 @@ pub(crate) struct Setup {
     pub(crate) max_wr: u32,
     pub(crate) max_inline: u32,
     pub(crate) congestion: CongestionConfig,
+    /// False, so that a lost tail waits for the local ACK timeout, as on an adapter.
+    pub(crate) tail_loss_probes: bool,
 }
 
 impl Default for Setup {
@@ -152,6 +154,7 @@ impl Default for Setup {
             max_wr: 64,
             max_inline: 600,
             congestion: CongestionConfig::default(),
+            tail_loss_probes: false,
         }
     }
 }
@@ -222,6 +225,7 @@ impl Pair {
                     inline_limit: LINK_INLINE,
                 },
                 congestion: setup.congestion,
+                tail_loss_probes: setup.tail_loss_probes,
             });
             let srq = setup.srq.filter(|_| at == 1).map(|init| endpoint.create_srq(init));
             let (own_srq, xrc_domain) = receives_from(&setup, at, srq);
@@ -425,7 +429,7 @@ impl Pair {
 
     fn transmit_middle(&mut self, at: usize, buf: &mut [u8]) -> Option<Sent> {
         let node = self.nodes.get_mut(at).filter(|_| self.setup.fast_path)?;
-        let len = node.endpoint.poll_transmit_middle(&mut node.memory, buf)?;
+        let len = node.endpoint.poll_transmit_middle(self.now, &mut node.memory, buf)?;
         let mut bytes = buf[..len].to_vec();
         let (src, dst) = (node.address, self.nodes[1 - at].address);
         Flow::new(src, dst, PORT, PORT).seal(0, &mut bytes);

@@ -13,12 +13,13 @@
 //! Go-back-N retransmission is `next = una`; the progress of a READ follows from `una` alone.
 //!
 //! [`transmit`] writes packets and sets AckReq, [`fast_path`] the most frequent ones; [`response`]
-//! handles responses; [`unreliable`] sends for UC and UD; [`local`] executes local operations;
-//! [`congestion`] is what congestion control asks and sets.
+//! handles responses, [`probe`] their absence; [`unreliable`] sends for UC and UD; [`local`]
+//! executes local operations; [`congestion`] is what congestion control asks and sets.
 
 mod congestion;
 mod fast_path;
 mod local;
+mod probe;
 mod response;
 mod transmit;
 mod unreliable;
@@ -26,6 +27,7 @@ mod unreliable;
 use core::time::Duration;
 
 use crate::outbox::Outbox;
+use crate::qp::requester::probe::Probe;
 use crate::qp::send_queue::{SendQueue, Wqe};
 use crate::qp::{Connection, LinkProgress, Modify, QpInit, ack_timeout};
 use crate::work::{Completion, CompletionOpcode, CqId, Destination, Operation, PostError, SendRequest, Status};
@@ -77,6 +79,7 @@ pub(crate) struct Requester {
     /// Lossless link: packets sent on it when a timeout found some that the peer had not taken.
     undelivered: Option<u64>,
     timer: Timer,
+    probe: Probe,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -121,7 +124,13 @@ impl Requester {
             recoveries: 0,
             undelivered: None,
             timer: Timer::Idle,
+            probe: Probe::default(),
         }
+    }
+
+    /// Whether it sends tail-loss probes; not on a lossless link.
+    pub(crate) fn set_probes(&mut self, enabled: bool) {
+        self.probe.set_enabled(enabled);
     }
 
     pub(crate) fn set_window(&mut self, window: u32) {
@@ -164,6 +173,7 @@ impl Requester {
         self.recoveries = 0;
         self.undelivered = None;
         self.timer = Timer::Idle;
+        self.probe.reset();
     }
 
     pub(crate) fn post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
@@ -192,7 +202,7 @@ impl Requester {
     }
 
     pub(crate) fn has_more(&self) -> bool {
-        self.cursor < self.queue.tail
+        self.cursor < self.queue.tail || self.probe.is_pending()
     }
 
     pub(crate) fn next_destination(&self) -> Option<Destination> {
@@ -202,12 +212,13 @@ impl Requester {
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match self.timer {
             Timer::Idle => None,
-            Timer::LocalAck(at) | Timer::Rnr(at) => Some(at),
+            Timer::LocalAck(at) => Some(self.probe.deadline().map_or(at, |probe| probe.min(at))),
+            Timer::Rnr(at) => Some(at),
         }
     }
 
-    /// Local ACK timeout, or end of an RNR wait (IBTA vol 1, 9.7.6.1.3 and 9.7.5.2.8). `link`: the
-    /// progress of its lossless link.
+    /// Local ACK timeout, end of an RNR wait (IBTA vol 1, 9.7.6.1.3 and 9.7.5.2.8), or a tail-loss
+    /// probe. `link`: the progress of its lossless link.
     ///
     /// # Errors
     /// The status with which the oldest request fails.
@@ -217,6 +228,7 @@ impl Requester {
         link: Option<LinkProgress>,
         out: &mut Outbox,
     ) -> Result<(), Status> {
+        self.handle_probe_timeout(now, out);
         let timer = self.timer;
         match timer {
             Timer::Rnr(at) if at <= now => {
@@ -329,6 +341,7 @@ impl Requester {
         self.next = self.max;
         self.rd_atomic_outstanding = 0;
         self.timer = Timer::Idle;
+        self.probe.disarm();
     }
 
     /// Selective signaling: success is reported only if signaled (IBTA vol 1, 10.7.3.1).
@@ -402,12 +415,21 @@ impl Requester {
     fn go_back_n(&mut self) {
         self.next = self.una;
         self.cursor = self.queue.head;
+        self.probe.discard_sample();
     }
 
     fn restart_ack_timer(&mut self, now: Instant) {
-        self.timer = match self.limits.timeout {
-            Some(timeout) if self.una < self.max => Timer::LocalAck(now + timeout),
-            _ => Timer::Idle,
-        };
+        match self.limits.timeout {
+            Some(timeout) if self.una < self.max => {
+                self.timer = Timer::LocalAck(now + timeout);
+                if self.probe.is_enabled() {
+                    self.probe.arm(now, timeout);
+                }
+            }
+            _ => {
+                self.timer = Timer::Idle;
+                self.probe.disarm();
+            }
+        }
     }
 }

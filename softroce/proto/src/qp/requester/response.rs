@@ -93,12 +93,13 @@ impl Requester {
         if matches!(self.timer, Timer::Rnr(_)) {
             return Ok(());
         }
-        if self.limits.rnr_retry != RNR_RETRY_INFINITE {
+        if self.limits.rnr_retry != RNR_RETRY_INFINITE && !self.probe.take_answer() {
             self.rnr_retries_left = self.rnr_retries_left.checked_sub(1).ok_or(Status::RnrRetryExceeded)?;
         }
         self.retries_left = self.limits.retry_cnt;
         self.recovering = None;
         self.go_back_n();
+        self.probe.disarm();
         self.timer = Timer::Rnr(now + timer.duration());
         Ok(())
     }
@@ -220,6 +221,9 @@ impl Requester {
         self.rnr_retries_left = self.limits.rnr_retry;
         self.recovering = None;
         self.undelivered = None;
+        if self.probe.is_enabled() {
+            self.probe.progress(now, self.una);
+        }
         if self.next < self.una {
             self.go_back_n();
         }

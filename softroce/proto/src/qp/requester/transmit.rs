@@ -11,8 +11,8 @@ use crate::work::{Operation, Status};
 use crate::{Instant, RKey, icrc};
 
 /// A packet that was written, to be committed.
-struct RequestPacket {
-    lens: PacketLens,
+pub(super) struct RequestPacket {
+    pub(super) lens: PacketLens,
     /// PSNs that it takes: those of its responses if it is a READ request.
     numbers: u64,
     ack_req: bool,
@@ -24,6 +24,27 @@ impl Requester {
     /// # Errors
     /// The status with which the oldest request fails.
     pub(crate) fn transmit<M: Memory>(
+        &mut self,
+        now: Instant,
+        connection: &Connection,
+        draining: bool,
+        memory: &mut M,
+        buf: &mut [u8],
+        out: &mut Outbox,
+    ) -> Result<Option<PacketLens>, Status> {
+        if self.probe.is_pending()
+            && let Some(lens) = self.transmit_probe(now, connection, memory, buf, out)?
+        {
+            return Ok(Some(lens));
+        }
+        let sent = self.transmit_next(now, connection, draining, memory, buf, out)?;
+        if sent.is_none() {
+            self.probe.wait();
+        }
+        Ok(sent)
+    }
+
+    fn transmit_next<M: Memory>(
         &mut self,
         now: Instant,
         connection: &Connection,
@@ -55,7 +76,11 @@ impl Requester {
         let Some(packet) = self.write(&wqe, connection, memory, buf)? else {
             return Ok(None);
         };
+        let first_response = self.next + 1;
         let retransmission = self.commit(packet.numbers, packet.ack_req, wqe.awaits_data());
+        let has_response = packet.ack_req || wqe.awaits_data();
+        self.probe
+            .sent(now, (has_response && !retransmission).then_some(first_response));
         out.counters.retransmits += u64::from(retransmission);
         self.rd_atomic_outstanding += u32::from(new_part);
         if self.next == wqe.end() {
@@ -71,6 +96,7 @@ impl Requester {
     /// flight; returns its length. The packet is the same; no deadline changes.
     pub(crate) fn transmit_middle<M: Memory>(
         &mut self,
+        now: Instant,
         connection: &Connection,
         memory: &mut M,
         buf: &mut [u8],
@@ -78,7 +104,7 @@ impl Requester {
     ) -> Option<usize> {
         // The timer runs already, so that no deadline changes.
         let timed = matches!(self.timer, Timer::LocalAck(_));
-        if !timed || !self.may_send() || self.cursor >= self.begun {
+        if !timed || !self.may_send() || self.cursor >= self.begun || self.probe.is_pending() {
             return None;
         }
         let wqe = self.queue.get(self.cursor);
@@ -103,7 +129,11 @@ impl Requester {
         self.queue
             .gather(self.cursor, memory, connection.pd, offset, payload)
             .ok()?;
-        out.counters.retransmits += u64::from(self.commit(1, ack_req, false));
+        let first_response = self.next + 1;
+        let retransmission = self.commit(1, ack_req, false);
+        out.counters.retransmits += u64::from(retransmission);
+        self.probe
+            .sent(now, (ack_req && !retransmission).then_some(first_response));
         Some(len)
     }
 
@@ -156,7 +186,7 @@ impl Requester {
     }
 
     /// Writes packet `next`, of the request at the cursor.
-    fn write<M: Memory>(
+    pub(super) fn write<M: Memory>(
         &self,
         wqe: &Wqe,
         connection: &Connection,
