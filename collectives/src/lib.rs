@@ -59,6 +59,7 @@
 //!   ranks; [`failure`]: failure detection and agreement.
 //! - [`algorithm`] and [`plan`]: schedules, with a text form, drawings and a checker; [`executor`]:
 //!   runs plans; [`kernel`]: reductions by type and operator.
+//! - [`moe`]: expert parallelism, dispatch of tokens to experts and combine with weights.
 //! - `gpu`, with the feature of that name: the same collectives on GPU memory, stream-ordered.
 //! - [`cost`], [`tune`], [`topology`]: the choice of algorithm and protocol, and its reasons;
 //!   [`simulate`]: simulated fabrics.
@@ -74,6 +75,7 @@ pub mod failure;
 pub mod gpu;
 pub mod kernel;
 mod memory;
+pub mod moe;
 pub mod plan;
 mod protocol;
 pub mod reference;
