@@ -57,6 +57,8 @@ def run(rank: int, ranks: int, port: int, seconds: int) -> None:
     import torch
 
     signal.alarm(seconds)
+    # Without the multicast of NVLink, which not every machine permits.
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.cuda.set_device(rank)
     torch.distributed.init_process_group("nccl", rank=rank, world_size=ranks)
