@@ -254,12 +254,7 @@ impl<'c, B: Owned> Call<'c, B> {
     pub fn start(self) -> Result<Request<'c, B>, CollectiveError> {
         let ticket = self.comm.shared.begin(self.spec?, &self.settings)?;
         self.comm.shared.wake();
-        Ok(Request {
-            comm: self.comm,
-            ticket,
-            buffers: Some(self.buffers),
-            done: false,
-        })
+        Ok(Request::of(self.comm, ticket, self.buffers))
     }
 }
 
@@ -272,6 +267,17 @@ pub struct Request<'c, B: Owned> {
     ticket: Ticket,
     buffers: Option<B>,
     done: bool,
+}
+
+impl<'c, B: Owned> Request<'c, B> {
+    pub(super) fn of(comm: &'c Communicator, ticket: Ticket, buffers: B) -> Self {
+        Self {
+            comm,
+            ticket,
+            buffers: Some(buffers),
+            done: false,
+        }
+    }
 }
 
 impl<B: Owned> Request<'_, B> {

@@ -17,13 +17,15 @@ use super::error::{CollectiveError, GroupFailed};
 use super::state::{Stall, State};
 use crate::algorithm::Algorithm;
 use crate::bootstrap::{Group, GroupControl};
-use crate::executor::{Backoff, CachedProgram, Direction, EngineError, Failed, Message, Operation, Ticket};
+use crate::executor::{
+    Backoff, CachedProgram, Direction, EngineError, Failed, Message, Operation, Puts, Ticket, Tuning,
+};
 use crate::failure::{AGREEMENT_TIMEOUT, ProgressMonitor, Wait};
 use crate::kernel::Function;
 use crate::memory::Segment;
 use crate::plan::Collective;
 use crate::tune::Overrides;
-use crate::types::{Protocol, Rank};
+use crate::types::{DataType, Protocol, Rank, ReduceOp};
 
 /// Idle steps between two deadline checks.
 const CLOCK_CHECK_INTERVAL: u32 = 64;
@@ -236,6 +238,43 @@ impl Shared {
             Err(EngineError::Failed(_)) => Err(self.record_failure(state)),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Submits a put exchange, and drives it until it would block.
+    pub(super) fn put(&self, puts: Puts, deadline: Duration) -> Result<Ticket, CollectiveError> {
+        const COLLECTIVE: Collective = Collective::AllToAll;
+        let mut lock = self.lock();
+        let state = &mut *lock.state;
+        if self.monitor.failed() || state.failed.is_some() {
+            return Err(self.record_failure(state));
+        }
+        let plan = state.plan(Algorithm::FullMesh, COLLECTIVE, Rank(0))?;
+        let (input, output) = puts.blocks();
+        let operation = Operation {
+            plan,
+            function: Function::new(DataType::U8, ReduceOp::Sum, state.engine.ranks())?,
+            count: 1,
+            parts: None,
+            input,
+            output,
+            scale: None,
+            tuning: Tuning {
+                protocol: Protocol::Simple,
+                channels: 1,
+                slice: usize::MAX,
+            },
+            deadline: Some(deadline),
+        };
+        // SAFETY: the blocks are of the window, which the operation keeps, and which nothing else uses.
+        let ticket = match unsafe { state.engine.submit_puts(operation, Arc::new(puts)) } {
+            Ok(ticket) => ticket,
+            Err(EngineError::Failed(_)) => return Err(self.record_failure(state)),
+            Err(error) => return Err(error.into()),
+        };
+        self.monitor.begin(ticket.number(), COLLECTIVE);
+        let mut idle = 0;
+        while self.poll_once(state, &mut idle) && state.failed.is_none() {}
+        Ok(ticket)
     }
 
     fn submit_message(

@@ -34,6 +34,7 @@ mod ragged;
 #[cfg(feature = "gpu")]
 mod staged;
 mod state;
+mod windows;
 
 use std::fmt;
 use std::sync::Arc;
@@ -48,6 +49,7 @@ pub use error::{CollectiveError, GroupFailed};
 pub use options::Options;
 #[cfg(feature = "gpu")]
 pub(crate) use staged::{StagedMessage, StagedOperation};
+pub(crate) use windows::PutRequest;
 
 use call::CallSettings;
 use doorbell_verbs::Context;

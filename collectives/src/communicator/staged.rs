@@ -73,10 +73,6 @@ impl StagedOperation {
 }
 
 impl Communicator {
-    pub(crate) fn segment(&self, bytes: usize) -> Result<Arc<Segment>, CollectiveError> {
-        Ok(self.shared.with(|state| state.engine.allocate(bytes.max(1)))?)
-    }
-
     pub(crate) fn failure_error(&self) -> CollectiveError {
         self.shared.why()
     }

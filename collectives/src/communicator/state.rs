@@ -219,7 +219,12 @@ impl State {
         })
     }
 
-    fn plan(&mut self, algorithm: Algorithm, collective: Collective, root: Rank) -> Result<PlanId, CollectiveError> {
+    pub(super) fn plan(
+        &mut self,
+        algorithm: Algorithm,
+        collective: Collective,
+        root: Rank,
+    ) -> Result<PlanId, CollectiveError> {
         let known = self
             .plans
             .iter()

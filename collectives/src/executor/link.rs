@@ -15,6 +15,7 @@ use doorbell_verbs::{
 };
 
 use super::error::Failed;
+use super::window::Puts;
 use crate::kernel::lines::{pack_ll, pack_ll128, try_unpack_ll, try_unpack_ll128};
 use crate::protocol::{
     EAGER_BYTES, EAGER_SLOT, EAGER_SLOTS, GRANT_BYTES, GRANTS, LENGTHS_BYTES, LENGTHS_SLOTS, LineProtocol, mailbox,
@@ -26,6 +27,8 @@ pub(super) const INLINE: usize = 256;
 /// Maximum queued control writes: each takes a send queue slot.
 const MAX_CONTROL_WRITES: usize = 24;
 pub(super) const SEND_DEPTH: u32 = 128;
+/// Maximum WRITEs of a put that are posted together, the last of them signaled.
+const PUT_BATCH: usize = 16;
 
 /// A WRITE to the peer's mailbox beside messages: a grant, credits, or lengths.
 #[derive(Clone, Copy)]
@@ -110,6 +113,8 @@ pub(super) struct Link {
     used: u64,
     granted: u64,
     filled: u64,
+    /// WRITEs posted of the put in progress.
+    put: usize,
     rings: [Ring; 4],
     control_writes: Vec<ControlWrite>,
 }
@@ -129,9 +134,15 @@ impl Link {
             used: 0,
             granted: 0,
             filled: 0,
+            put: 0,
             rings: [Ring::default(); 4],
             control_writes: Vec::with_capacity(MAX_CONTROL_WRITES),
         }
+    }
+
+    /// The number of requests posted so far.
+    pub(super) fn requests(&self) -> u64 {
+        self.qp.next_send()
     }
 
     pub(super) fn qpn(&self) -> doorbell_verbs::Qpn {
@@ -480,5 +491,49 @@ impl Link {
         }
         self.release_slot(lines.index(), lines.slots());
         true
+    }
+
+    /// Posts what fits of a put, behind the control writes. Returns whether all of it was posted.
+    pub(super) fn put(&mut self, puts: &Puts) -> Result<bool, Failed> {
+        self.flush_control_writes()?;
+        let peer = self.peer;
+        if self.put == 0
+            && self.has_queue_slots(1)
+            && let Some((credit, line)) = puts.credit(peer)
+        {
+            let posted = self.qp.post(|batch| {
+                batch.write_inline(&credit, line).signaled();
+            });
+            posted.map_err(|error| self.refused(&error))?;
+        }
+        if !puts.may_write(peer) {
+            return Ok(false);
+        }
+        loop {
+            let (first, pieces) = (self.put, puts.len(peer));
+            let fitting = PUT_BATCH.min(self.qp.free_send_slots() as usize);
+            let last = pieces - first < fitting;
+            if fitting < 2 {
+                return Ok(false);
+            }
+            let until = if last { pieces } else { first + fitting };
+            let (number, line) = puts.notification(peer);
+            let posted = self.qp.post(|batch| {
+                for index in first..until {
+                    if let Some((source, target)) = puts.write(peer, index) {
+                        batch.write(source, target).signaled_if(!last && index + 1 == until);
+                    }
+                }
+                if last {
+                    batch.write_inline(&number, line).signaled();
+                }
+            });
+            posted.map_err(|error| self.refused(&error))?;
+            if last {
+                self.put = 0;
+                return Ok(true);
+            }
+            self.put = until;
+        }
     }
 }

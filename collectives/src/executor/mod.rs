@@ -10,7 +10,7 @@
 //! - `queue` holds operations in order, and `strand` runs their programs.
 //! - `link` implements the [protocols](crate::Protocol).
 //! - `program_cache` runs repeated short operations without compiling or queueing them.
-//! - `p2p` are point-to-point messages; `probe` is the link test.
+//! - `p2p` are point-to-point messages; `window` are puts into peers' memory; `probe` is the link test.
 //!
 //! No allocation and no lock from step to step; memory for scratch and staging is registered when
 //! it is first needed, and kept.
@@ -29,6 +29,7 @@ mod program_cache;
 mod queue;
 mod status;
 mod strand;
+mod window;
 
 use core::iter;
 use std::collections::BTreeMap;
@@ -51,6 +52,7 @@ use probe::LinkProbe;
 pub(crate) use program_cache::{CACHED_PROGRAMS, CachedProgram};
 use queue::OperationQueue;
 use strand::StrandRunner;
+pub(crate) use window::{Puts, Window};
 
 use crate::bootstrap::Exchange;
 use crate::failure::Wait;

@@ -8,6 +8,7 @@ use super::error::Failed;
 use super::layout::{Layout, Parts};
 use super::program::CompiledProgram;
 use super::strand::{ExpectedLengths, SliceActions};
+use super::window::Puts;
 use crate::failure::MESSAGES;
 use crate::kernel::{Function, Scalar};
 use crate::memory::Segment;
@@ -145,6 +146,8 @@ pub(super) enum Transport {
         /// Maximum bytes of a fragment.
         fragment: usize,
     },
+    /// By WRITEs into the peer's window, of a put exchange.
+    Window,
 }
 
 impl Transport {
@@ -153,12 +156,13 @@ impl Transport {
         match self {
             Self::Lines(lines) => lines.capacity(),
             Self::Simple { fragment, .. } => fragment,
+            Self::Window => usize::MAX,
         }
     }
 
     pub(super) fn is_granted(self, len: usize) -> bool {
         match self {
-            Self::Lines(_) => false,
+            Self::Lines(_) | Self::Window => false,
             Self::Simple { granted_from, .. } => len >= granted_from,
         }
     }
@@ -197,6 +201,8 @@ pub(super) struct ActiveOperation {
     pub(super) function: Function,
     pub(super) input: Data,
     pub(super) output: Data,
+    /// Of a put exchange: what is written instead of the messages.
+    pub(super) puts: Option<Arc<Puts>>,
     pub(super) transport: Transport,
     pub(super) channels: u32,
     /// When it was first in flight, to about a millisecond: the clock is not read per operation.
@@ -215,6 +221,7 @@ impl ActiveOperation {
             function: self.function.clone(),
             input,
             output,
+            puts: None,
             began: None,
             runners_left: self.ready.runners,
             result: None,

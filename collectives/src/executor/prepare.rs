@@ -9,6 +9,7 @@ use super::operation::{ActiveOperation, CompiledOperation, Data, Operation, Plan
 use super::p2p::Direction;
 use super::program::CompiledProgram;
 use super::strand::{ExpectedLengths, SliceActions, SliceOf};
+use super::window::Puts;
 use crate::kernel::{Function, Scalar};
 use crate::memory::Segment;
 use crate::plan::{Collective, PlanMemory, Program, Schedule, Shape, Span, Step};
@@ -261,6 +262,7 @@ impl Prepared {
             function: op.function,
             input: op.input,
             output: op.output,
+            puts: None,
             transport,
             channels: op.tuning.channels,
             began: None,
@@ -320,6 +322,35 @@ impl Engine {
     /// operation's result is taken or the engine is dropped. Until then no other code writes
     /// either, or reads the output; other operations in flight have other outputs.
     pub unsafe fn submit(&mut self, op: Operation) -> Result<Ticket, EngineError> {
+        let config = self.config;
+        let transport = match op.tuning.protocol.lines() {
+            Some(lines) => Transport::Lines(lines),
+            None => Transport::Simple {
+                granted_from: config.eager + 1,
+                fragment: config.fragment(),
+            },
+        };
+        self.submit_by(op, transport, None)
+    }
+
+    /// Submits a put exchange: `op` is of its blocks, by a plan of all-to-all.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    ///
+    /// # Safety
+    /// As of `submit`; and nothing writes the source of the puts, or accesses their targets, until
+    /// the result is taken or the engine is dropped.
+    pub(crate) unsafe fn submit_puts(&mut self, op: Operation, puts: Arc<Puts>) -> Result<Ticket, EngineError> {
+        self.submit_by(op, Transport::Window, Some(puts))
+    }
+
+    fn submit_by(
+        &mut self,
+        op: Operation,
+        transport: Transport,
+        puts: Option<Arc<Puts>>,
+    ) -> Result<Ticket, EngineError> {
         if let Some(broken) = &self.failed {
             return Err(broken.why.clone().into());
         }
@@ -333,18 +364,12 @@ impl Engine {
         if !(1..=config.channels).contains(&op.tuning.channels) || op.tuning.slice == 0 {
             return Err(plan.refuse("more channels than there are, or none, or slices of nothing"));
         }
-        let transport = match op.tuning.protocol.lines() {
-            Some(lines) => Transport::Lines(lines),
-            None => Transport::Simple {
-                granted_from: config.eager + 1,
-                fragment: config.fragment(),
-            },
-        };
         let scale = op.scale;
         let (mut op, copied) = plan.activate(op, transport, (rank, config.strands))?;
         if let Some(bytes) = copied {
             self.copy_input(&mut op, scale, bytes)?;
         }
+        op.puts = puts;
         self.active_runners = self.active_runners.max(op.ready.active_runners);
         Ok(Ticket::operation(self.operations.push(op)))
     }

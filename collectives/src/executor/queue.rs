@@ -88,7 +88,7 @@ impl OperationQueue {
         let op = self.get_mut(number).filter(|op| !op.taken)?;
         let result = op.result.clone()?;
         op.taken = true;
-        (op.input, op.output) = (Data::None, Data::None);
+        (op.input, op.output, op.puts) = (Data::None, Data::None, None);
         while self.operations.front().is_some_and(|op| op.taken) {
             self.operations.pop_front();
             self.first += 1;

@@ -60,15 +60,24 @@
 //! | `clean_low_latency_buffer` | not needed: arrivals are numbered |
 //! | two low-latency results at most are held at a time | the same: a third dispatch waits until a result is combined or dropped on every rank |
 
+mod combine;
+mod dispatch;
+mod error;
 mod layout;
+mod parallel;
 pub mod reference;
 mod routing;
+mod row;
 
 use crate::types::{Rank, named};
 
+pub use combine::Combining;
+pub use dispatch::{Dispatching, Received};
+pub use error::MoeError;
 pub use layout::{ReceivedRows, SlotLayout};
-pub use reference::{dequantise, quantise};
-pub use routing::{NO_EXPERT, Routing, RoutingError};
+pub use parallel::{ExpertParallel, MoeOptions};
+pub use routing::{Choice, NO_EXPERT, Routing, RoutingError};
+pub use row::{dequantise, quantise};
 
 /// Elements that share a scale in [`Payload::Fp8`].
 pub const FP8_BLOCK: usize = 128;

@@ -1,5 +1,7 @@
 //! The routing of one rank's tokens: which experts each chooses, with which weights.
 
+use std::sync::Arc;
+
 use super::Shape;
 use crate::types::Rank;
 
@@ -66,19 +68,19 @@ pub enum RoutingError {
 
 /// The checked routing of one rank's tokens.
 ///
-/// Pairs are numbered `token * top_k + k`.
+/// Pairs are numbered `token * top_k + k`. A clone shares its contents.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Routing {
     shape: Shape,
     tokens: u32,
     /// By pair: the expert, or `NONE`.
-    experts: Box<[u32]>,
-    weights: Box<[f32]>,
-    per_expert: Box<[u32]>,
+    experts: Arc<[u32]>,
+    weights: Arc<[f32]>,
+    per_expert: Arc<[u32]>,
     /// Pairs in send order.
-    order: Box<[u32]>,
+    order: Arc<[u32]>,
     /// By pair: its position in the send order, or `NONE`.
-    positions: Box<[u32]>,
+    positions: Arc<[u32]>,
 }
 
 const NONE: u32 = u32::MAX;
@@ -221,7 +223,7 @@ pub struct Choice {
     pub position: u32,
 }
 
-fn checked<I: Copy + Into<i64>>(shape: &Shape, indices: &[I], weights: &[f32]) -> Result<Box<[u32]>, RoutingError> {
+fn checked<I: Copy + Into<i64>>(shape: &Shape, indices: &[I], weights: &[f32]) -> Result<Arc<[u32]>, RoutingError> {
     let mut chosen_by = vec![usize::MAX; shape.experts() as usize];
     let mut experts = Vec::with_capacity(indices.len());
     for (pair, (&index, &weight)) in indices.iter().zip(weights).enumerate() {
@@ -250,7 +252,7 @@ fn checked<I: Copy + Into<i64>>(shape: &Shape, indices: &[I], weights: &[f32]) -
 }
 
 /// The pairs by expert, then token; and by pair its position there.
-fn ordered(experts: &[u32], per_expert: &[u32]) -> (Box<[u32]>, Box<[u32]>) {
+fn ordered(experts: &[u32], per_expert: &[u32]) -> (Arc<[u32]>, Arc<[u32]>) {
     let mut next = Vec::with_capacity(per_expert.len());
     let mut all = 0;
     for &pairs in per_expert {

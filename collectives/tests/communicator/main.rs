@@ -4,6 +4,7 @@
 mod collectives;
 mod failures;
 mod messages;
+mod moe;
 mod places;
 mod ragged;
 mod repeats;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::Ipv4Addr;
 
+use doorbell_collectives::moe::Mode;
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::{Algorithm, Protocol};
 
@@ -40,11 +41,29 @@ pub(crate) struct Fault {
     pub(crate) protocol: Protocol,
 }
 
-/// The collectives that can be started and then driven step by step, by each supporting algorithm.
-pub(crate) fn variants() -> Vec<(Collective, Algorithm)> {
+/// What the ranks do when the fault happens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    Collective(Collective, Algorithm),
+    /// A dispatch and its combine.
+    Moe(Mode),
+}
+
+impl Way {
+    /// Whether an operator is called in which the fault can happen.
+    pub(crate) fn reduces(self) -> bool {
+        matches!(self, Self::Collective(collective, _) if collective.reduces())
+    }
+}
+
+/// The operations that can be started and then driven step by step, collectives by each supporting
+/// algorithm.
+pub(crate) fn variants() -> Vec<Way> {
     let not = [Collective::Barrier, Collective::AllToAllV];
     let all = Collective::ALL.iter().filter(|collective| !not.contains(collective));
-    all.flat_map(|&collective| Algorithm::of(collective).map(move |algorithm| (collective, algorithm)))
+    let by_all = |&collective: &Collective| Algorithm::of(collective).map(move |by| Way::Collective(collective, by));
+    all.flat_map(by_all)
+        .chain(Mode::ALL.iter().copied().map(Way::Moe))
         .collect()
 }
 
@@ -86,9 +105,19 @@ impl Fault {
         }
     }
 
-    pub(crate) fn way(&self) -> (Collective, Algorithm) {
+    pub(crate) fn way(&self) -> Way {
         variants()[self.way]
     }
+}
+
+/// A run with dispatch and combine for each mode.
+pub(crate) fn runs_of_moe() -> Vec<u32> {
+    let variants = variants();
+    let moe = (0..variants.len()).filter(|&way| matches!(variants[way], Way::Moe(_)));
+    // Each begins with another kind.
+    moe.zip(0..)
+        .map(|(way, kind)| (way + kind * variants.len()) as u32)
+        .collect()
 }
 
 pub(crate) fn all() -> u32 {

@@ -13,6 +13,8 @@ use doorbell_collectives::bootstrap::Group;
 use doorbell_collectives::executor::Config;
 
 use doorbell_collectives::communicator::Call;
+use doorbell_collectives::kernel::bf16;
+use doorbell_collectives::moe::{Mode, MoeError, MoeOptions, Payload, Routing, Shape};
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::{
     Algorithm, CollectiveError, CommBuffer, Communicator, Options, Rank, ReduceOp, UserOperator,
@@ -21,7 +23,7 @@ use doorbell_softroce_ibverbs::api;
 use doorbell_verbs::{Context, Library};
 use nix::sys::signal::{Signal, raise};
 
-use crate::fault::{Fault, Kind, Wire, address};
+use crate::fault::{Fault, Kind, Way, Wire, address};
 use crate::run::{DEADLINE, LATE, TIMEOUT};
 
 /// Link, process, run (which determine addresses), rank, and faults.
@@ -151,7 +153,15 @@ fn all_reduce(comm: &Communicator, seed: u32) -> Result<(), CollectiveError> {
 
 impl Me {
     fn meet(&self, comm: &Communicator, fault: &Fault) -> Result<(), CollectiveError> {
-        let (collective, _) = fault.way();
+        let collective = match fault.way() {
+            Way::Collective(collective, _) => collective,
+            Way::Moe(mode) => {
+                return self.meet_moe(comm, fault, mode).map_err(|error| match error {
+                    MoeError::Collective(error) => error,
+                    other => panic!("{other}"),
+                });
+            }
+        };
         let due = Arc::new(AtomicBool::new(false));
         let sum = self.operator(fault, Arc::clone(&due));
         let root = Rank(fault.step % comm.size());
@@ -204,6 +214,48 @@ impl Me {
         self.drive(comm, fault, call, &due)
     }
 
+    /// Each token goes to one expert of each rank, from which its outputs are returned.
+    fn meet_moe(&self, comm: &Communicator, fault: &Fault, mode: Mode) -> Result<(), MoeError> {
+        let (ranks, tokens) = (comm.size(), 40);
+        let shape = Shape::new(ranks, 2 * ranks, ranks, 512, tokens)?;
+        let options = MoeOptions {
+            shape,
+            payload: Payload::Bf16,
+            mode,
+            capacity: None,
+        };
+        let chosen = (0..tokens).flat_map(|token| (0..ranks).map(move |rank| 2 * rank + token % 2));
+        let chosen: Vec<u32> = chosen.collect();
+        let routing = Routing::new(&shape, &chosen, &vec![1.0; chosen.len()])?;
+        let given = vec![bf16::ONE; 512 * tokens as usize];
+        let of = comm.expert_parallel(options)?;
+        let mut left = (fault.rank == self.name).then_some(fault.step);
+        let mut until = |test: &mut dyn FnMut() -> Result<bool, MoeError>| {
+            while let Some(steps) = left {
+                if steps == 0 {
+                    left = None;
+                    self.go(comm, fault);
+                } else if test()? {
+                    break;
+                } else {
+                    left = Some(steps - 1);
+                }
+            }
+            Ok::<_, MoeError>(())
+        };
+        let mut sent = of.dispatch_send(&given, &routing)?;
+        until(&mut || sent.test())?;
+        let mut received = sent.receive()?;
+        for at in 0..2 * ranks {
+            let rows = received.rows().range(at % 2, Rank(at / 2));
+            received.with_outputs(rows).1.fill(bf16::ONE);
+        }
+        let mut returned = received.combine_send()?;
+        until(&mut || returned.test())?;
+        until(&mut || Ok(false))?;
+        returned.receive(&mut vec![bf16::ZERO; given.len()])
+    }
+
     fn drive(
         &self,
         comm: &Communicator,
@@ -211,12 +263,14 @@ impl Me {
         call: Call<'_, (CommBuffer<f32>, CommBuffer<f32>)>,
         due: &AtomicBool,
     ) -> Result<(), CollectiveError> {
-        let (collective, algorithm) = fault.way();
+        let Way::Collective(_, algorithm) = fault.way() else {
+            unreachable!("a call is a collective");
+        };
         let call = call.algorithm(algorithm).protocol(fault.protocol);
         let mut request = call.channels(2).slice(1024).start()?;
         if fault.rank == self.name {
             let mut turns = 0;
-            while !due.load(Ordering::Relaxed) && (turns != fault.step || collective.reduces()) && !request.test()? {
+            while !due.load(Ordering::Relaxed) && (turns != fault.step || fault.way().reduces()) && !request.test()? {
                 turns += 1;
             }
             // A rank that was stopped within a step has been absent.

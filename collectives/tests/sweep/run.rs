@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -42,15 +42,18 @@ pub(crate) fn sweep(wire: Wire, runs: u32) {
         Ok("all") => fault::all(),
         Ok(number) => number.parse().expect("a number of runs, or `all`"),
     };
-    let (next, times) = (AtomicU32::new(0), Mutex::new(Times::new()));
+    // Few runs are spread over all.
+    let spread = |number| (u64::from(number) * u64::from(fault::all()) / u64::from(runs)) as u32;
+    perform_all(wire, &(0..runs).map(spread).collect::<Vec<_>>());
+}
+
+pub(crate) fn perform_all(wire: Wire, runs: &[u32]) {
+    let (next, times) = (AtomicUsize::new(0), Mutex::new(Times::new()));
     let work = || {
         loop {
-            let number = next.fetch_add(1, Ordering::Relaxed);
-            if number >= runs {
+            let Some(&run) = runs.get(next.fetch_add(1, Ordering::Relaxed)) else {
                 return;
-            }
-            // Few runs are spread over all.
-            let run = (u64::from(number) * u64::from(fault::all()) / u64::from(runs)) as u32;
+            };
             let took = perform(wire, run);
             let mut times = times.lock().unwrap();
             for (key, most) in took {
@@ -60,7 +63,7 @@ pub(crate) fn sweep(wire: Wire, runs: u32) {
         }
     };
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..beside().min(runs as usize)).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..beside().min(runs.len())).map(|_| scope.spawn(work)).collect();
         for worker in workers {
             worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         }
@@ -73,7 +76,7 @@ pub(crate) fn sweep(wire: Wire, runs: u32) {
         );
     }
     let faults: u32 = times.values().map(|(count, _)| count).sum();
-    assert_eq!(faults, runs * (RANKS - 1));
+    assert_eq!(faults, runs.len() as u32 * (RANKS - 1));
 }
 
 /// A rank's process, killed when dropped.

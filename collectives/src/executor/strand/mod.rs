@@ -23,7 +23,7 @@ use self::actions::{MemoryRef, Slices, Work};
 pub(super) use self::actions::{SliceActions, SliceOf};
 pub(super) use self::lengths::ExpectedLengths;
 use self::staging::StagingSlots;
-use self::transfer::{InFlight, LineSlots, PendingSend, SimpleSlots, SlotProtocol};
+use self::transfer::{InFlight, LineSlots, PendingSend, SimpleSlots, SlotProtocol, WindowPuts};
 use super::error::Failed;
 use super::link::Link;
 use super::operation::{ActiveOperation, Data, Transport};
@@ -262,6 +262,10 @@ impl StrandRunner {
         match op.transport {
             Transport::Lines(lines) => self.run(op, LineSlots(lines), slices, links),
             Transport::Simple { granted_from, .. } => self.run(op, SimpleSlots { granted_from }, slices, links),
+            Transport::Window => match &op.puts {
+                Some(puts) => self.run(op, WindowPuts(puts), slices, links),
+                None => Err(Failed::Aborted("a put exchange without puts".to_owned())),
+            },
         }
     }
 

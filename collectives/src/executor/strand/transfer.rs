@@ -8,6 +8,7 @@ use crate::executor::error::Failed;
 use crate::executor::link::Link;
 use crate::executor::operation::ActiveOperation;
 use crate::executor::program::StepRef;
+use crate::executor::window::Puts;
 use crate::plan::PlanMemory;
 use crate::protocol::LineProtocol;
 use crate::types::Rank;
@@ -40,12 +41,19 @@ impl InFlight {
     }
 }
 
+fn reads_source<P: SlotProtocol>(_: P) -> bool {
+    P::READS_SOURCE
+}
+
 fn overlap(a: (usize, usize), b: (usize, usize)) -> bool {
     a.0 < b.1 && b.0 < a.1
 }
 
-/// How messages travel. Those that are not granted take a slot of a ring.
+/// How messages travel. Those that are not granted take a slot of a ring, or are put in a window.
 pub(super) trait SlotProtocol: Copy {
+    /// Whether a device reads what was sent until the requests complete.
+    const READS_SOURCE: bool = false;
+
     fn is_granted(self, len: usize) -> bool;
 
     /// Sends a message; false if no slot is free.
@@ -113,6 +121,26 @@ impl SlotProtocol for SimpleSlots {
     #[inline(always)]
     unsafe fn receive(self, from: &mut Link, _into: *mut u8, len: usize) -> Option<*mut u8> {
         from.receive_eager(len)
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct WindowPuts<'p>(pub(super) &'p Puts);
+
+impl SlotProtocol for WindowPuts<'_> {
+    const READS_SOURCE: bool = true;
+
+    fn is_granted(self, _: usize) -> bool {
+        false
+    }
+
+    /// The block of the plan stands for the pieces of the put.
+    unsafe fn send(self, to: &mut Link, _from: *const u8, _len: usize) -> Result<bool, Failed> {
+        to.put(self.0)
+    }
+
+    unsafe fn receive(self, from: &mut Link, into: *mut u8, _len: usize) -> Option<*mut u8> {
+        self.0.has_arrived(from.peer).then_some(into)
     }
 }
 
@@ -341,7 +369,27 @@ impl StrandRunner {
         let source = self.address(op, from).cast_const();
         // SAFETY: the message lies in its memory, which the operation owns; later actions of this
         // rank that write it wait for the send, and it is granted to no peer.
-        unsafe { protocol.send(link(links, to)?, source, action.len) }
+        let sent = unsafe { protocol.send(link(links, to)?, source, action.len) }?;
+        if sent && reads_source(protocol) {
+            let number = link(links, to)?.requests();
+            self.track(
+                InFlight {
+                    operation: self.next,
+                    to,
+                    number,
+                    memory: (0, 0),
+                },
+                links,
+            );
+        }
+        Ok(sent)
+    }
+
+    fn track(&mut self, send: InFlight, links: &[Option<Link>]) {
+        if self.in_flight.len() == self.in_flight.capacity() {
+            self.in_flight.retain(|send| !send.is_confirmed(links));
+        }
+        self.in_flight.push(send);
     }
 
     fn send_granted(
@@ -379,15 +427,13 @@ impl StrandRunner {
         let start = source.as_ref().map_or(0, |(_, start)| start.addr());
         let message = source.map(|(source, _)| (source, len));
         let number = link(links, to)?.send_granted(message)?;
-        if self.in_flight.len() == self.in_flight.capacity() {
-            self.in_flight.retain(|send| !send.is_confirmed(links));
-        }
-        self.in_flight.push(InFlight {
+        let send = InFlight {
             operation: self.next,
             to,
             number,
             memory: (start, start + len),
-        });
+        };
+        self.track(send, links);
         Ok(true)
     }
 

@@ -1,0 +1,86 @@
+//! Combine: outputs of the experts back to the ranks of their tokens.
+
+use core::fmt;
+
+use super::dispatch::Received;
+use super::parallel::Held;
+use super::row::add_up;
+use super::{MoeError, Routing};
+use crate::communicator::PutRequest;
+use crate::kernel::bf16;
+use crate::types::Rank;
+
+/// A combine in flight. Dropping it gives up what is received; the outputs are sent nevertheless.
+#[must_use = "the sums are written by `receive`"]
+pub struct Combining<'e> {
+    request: PutRequest<'e>,
+    held: Held<'e>,
+    routing: Routing,
+}
+
+impl<'e> Combining<'e> {
+    pub(super) fn new(received: Received<'e>) -> Result<Self, MoeError> {
+        let of = received.held.of;
+        let dispatch = received.held.dispatch;
+        let (outputs, window) = (of.in_expert_outputs(dispatch), of.in_window(dispatch));
+        let row = of.areas.output;
+        let mut puts = of.begin_combine();
+        for (source, &base) in received.bases.iter().enumerate() {
+            let mut position = base as usize;
+            for expert in 0..of.options.shape.local_experts() {
+                let rows = received.rows().range(expert, Rank(source as u32));
+                let into = window + of.areas.outputs + position * row;
+                puts.add(Rank(source as u32), outputs + rows.start * row, into, rows.len() * row);
+                position += rows.len();
+            }
+        }
+        Ok(Self {
+            request: of.comm.put(puts, of.deadline())?,
+            held: received.held,
+            routing: received.routing,
+        })
+    }
+
+    /// Whether all has arrived and been sent: then [`receive`](Self::receive) does not wait. Drives the
+    /// communicator a little.
+    ///
+    /// # Errors
+    /// When the communicator has failed.
+    pub fn test(&mut self) -> Result<bool, MoeError> {
+        Ok(self.request.test()?)
+    }
+
+    /// Waits for the outputs of all experts, and adds them up into `combined`: `[tokens, hidden]`
+    /// elements. Tokens without an expert become zero.
+    ///
+    /// # Errors
+    /// When `combined` is of another length, or the communicator has failed: within the deadline, on all
+    /// ranks, with the culprit.
+    pub fn receive(self, combined: &mut [bf16]) -> Result<(), MoeError> {
+        let Self { request, held, routing } = self;
+        let of = held.of;
+        let hidden = of.options.shape.hidden() as usize;
+        let expected = routing.tokens() * hidden;
+        if combined.len() != expected {
+            return Err(MoeError::Elements {
+                given: combined.len(),
+                expected,
+            });
+        }
+        request.wait()?;
+        let at = of.in_window(held.dispatch) + of.areas.outputs;
+        // SAFETY: in the window and aligned; the outputs of all pairs have arrived, and are not written
+        // before the dispatch is released.
+        let outputs = unsafe { core::slice::from_raw_parts(of.window_at(at).cast(), routing.pairs() * hidden) };
+        add_up(&routing, outputs, combined);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Combining<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Combining")
+            .field("request", &self.request)
+            .finish_non_exhaustive()
+    }
+}

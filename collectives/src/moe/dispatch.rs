@@ -1,0 +1,376 @@
+//! Dispatch: tokens to the ranks of their experts.
+
+use core::fmt;
+use core::ops::Range;
+
+use super::combine::Combining;
+use super::parallel::{ExpertParallel, Held};
+use super::row::write_row;
+use super::{Mode, MoeError, Payload, ReceivedRows, Routing, Shape};
+use crate::communicator::PutRequest;
+use crate::kernel::bf16;
+use crate::types::Rank;
+
+impl ExpertParallel<'_> {
+    /// Sends each token to its experts, and receives those for the local experts: `tokens` are
+    /// `[tokens, hidden]` elements, as many tokens as of the routing; any rank may have none.
+    ///
+    /// # Errors
+    /// As [`dispatch_send`](Self::dispatch_send) and [`Dispatching::receive`].
+    pub fn dispatch(&self, tokens: &[bf16], routing: &Routing) -> Result<Received<'_>, MoeError> {
+        self.dispatch_send(tokens, routing)?.receive()
+    }
+
+    /// The sending half of a dispatch: copies and quantises the tokens, and returns when the device
+    /// has been given what it takes now. [`Dispatching::receive`] waits for the rest; other work may be
+    /// done before. In the high-throughput mode the counts are exchanged here.
+    ///
+    /// # Errors
+    /// When tokens and routing do not fit; [`MoeError::Held`] when no area is free; with nothing begun.
+    /// [`MoeError::Capacity`]: on all ranks. Otherwise the communicator has failed.
+    pub fn dispatch_send(&self, tokens: &[bf16], routing: &Routing) -> Result<Dispatching<'_>, MoeError> {
+        if routing.shape() != &self.options.shape {
+            return Err(MoeError::OtherShape);
+        }
+        let expected = routing.tokens() * self.options.shape.hidden() as usize;
+        if tokens.len() != expected {
+            return Err(MoeError::Elements {
+                given: tokens.len(),
+                expected,
+            });
+        }
+        self.check_free()?;
+        let counts = match self.options.mode {
+            Mode::LowLatency => None,
+            Mode::HighThroughput => Some(Counts::exchange(self, routing)?),
+        };
+        let (held, mut puts) = self.begin_dispatch();
+        self.stage(held.dispatch, tokens);
+        let mut base = 0;
+        for rank in (0..self.options.shape.ranks()).map(Rank) {
+            let pairs = routing.pairs_for(rank);
+            let header = match &counts {
+                None => Some(self.stage_header(held.dispatch, rank, pairs, base)),
+                Some(_) => None,
+            };
+            let rows = match &counts {
+                None => vec![self.options.shape.max_pairs_for_rank() * self.comm.rank().index(); 1],
+                Some(counts) => counts.first_rows(rank, self.comm.rank()),
+            };
+            let (staging, window) = (self.in_staging(held.dispatch), self.in_window(held.dispatch));
+            let mut order = routing.order()[base as usize..].iter();
+            let mut row = rows[0];
+            for (expert, &count) in pairs.iter().enumerate() {
+                row = *rows.get(expert).unwrap_or(&row);
+                for &pair in order.by_ref().take(count as usize) {
+                    let from = staging + routing.token_of(pair) * self.areas.row;
+                    puts.add(rank, from, window + row * self.areas.row, self.areas.row);
+                    row += 1;
+                }
+                base += count;
+            }
+            if let Some(header) = header {
+                let own = self.comm.rank().index();
+                let into = window + self.areas.headers + own * self.areas.header;
+                puts.add(rank, header, into, self.areas.header);
+            }
+        }
+        Ok(Dispatching {
+            request: self.comm.put(puts, self.deadline())?,
+            held,
+            routing: routing.clone(),
+            counts,
+        })
+    }
+
+    /// Copies the tokens as rows to the staging memory of a dispatch.
+    fn stage(&self, dispatch: u64, tokens: &[bf16]) {
+        let hidden = self.options.shape.hidden() as usize;
+        let mut at = self.in_staging(dispatch);
+        for token in tokens.chunks_exact(hidden) {
+            // SAFETY: the staging memory has a row for each token of the maximum; the dispatch that used
+            // this part before has completed, as it was received or its area would not be free.
+            let row = unsafe { core::slice::from_raw_parts_mut(self.staging.start().add(at), self.areas.row) };
+            write_row(self.options.payload, token, row);
+            at += self.areas.row;
+        }
+    }
+
+    /// Writes the header for a rank. Returns its offset in the staging memory.
+    fn stage_header(&self, dispatch: u64, rank: Rank, pairs: &[u32], base: u32) -> usize {
+        let at = self.in_staging(dispatch) + self.areas.staged_headers + rank.index() * self.areas.header;
+        for (index, word) in pairs.iter().chain([&base]).enumerate() {
+            // SAFETY: as of `stage`; a header has a word for each local expert and one more, and is
+            // aligned to 64 bytes.
+            unsafe { self.staging.start().add(at).cast::<u32>().add(index).write(*word) };
+        }
+        at
+    }
+}
+
+/// The counts of all ranks: what each sends to each expert.
+#[derive(Debug)]
+struct Counts {
+    shape: Shape,
+    /// By source, then expert.
+    all: Vec<u32>,
+}
+
+impl Counts {
+    fn exchange(of: &ExpertParallel<'_>, routing: &Routing) -> Result<Self, MoeError> {
+        let (comm, shape) = (of.comm, of.options.shape);
+        let mut all = vec![0; shape.experts() as usize * shape.ranks() as usize];
+        let call = comm.all_gather_into(routing.pairs_per_expert(), &mut all);
+        call.deadline(of.deadline()).wait()?;
+        let counts = Self { shape, all };
+        for source in (0..shape.ranks()).map(Rank) {
+            let per_rank = (0..shape.ranks()).map(|rank| counts.of(source, Rank(rank)));
+            if !per_rank.clone().all(|pairs| are_possible(&shape, pairs)) {
+                return Err(impossible(of, source));
+            }
+        }
+        let capacity = of.options.rows();
+        for rank in (0..shape.ranks()).map(Rank) {
+            let rows = counts.rows_of(rank);
+            if rows > capacity as u64 {
+                return Err(MoeError::Capacity { rank, rows, capacity });
+            }
+        }
+        Ok(counts)
+    }
+
+    /// By local expert of a rank, the pairs of a source.
+    fn of(&self, source: Rank, rank: Rank) -> &[u32] {
+        let first = source.index() * self.shape.experts() as usize + self.shape.first_expert(rank) as usize;
+        &self.all[first..first + self.shape.local_experts() as usize]
+    }
+
+    fn rows_of(&self, rank: Rank) -> u64 {
+        let sources = (0..self.shape.ranks()).map(|source| self.of(Rank(source), rank));
+        sources.flatten().map(|&count| u64::from(count)).sum()
+    }
+
+    /// By local expert of a rank, then source: what it receives.
+    fn received_by(&self, rank: Rank) -> Vec<u32> {
+        let (experts, ranks) = (self.shape.local_experts() as usize, self.shape.ranks());
+        (0..experts)
+            .flat_map(|expert| (0..ranks).map(move |source| self.of(Rank(source), rank)[expert]))
+            .collect()
+    }
+
+    /// By local expert of a rank: the first row of a source.
+    fn first_rows(&self, rank: Rank, source: Rank) -> Vec<usize> {
+        let rows = ReceivedRows::new(&self.shape, Mode::HighThroughput, &self.received_by(rank));
+        (0..self.shape.local_experts())
+            .map(|expert| rows.range(expert, source).start)
+            .collect()
+    }
+
+    /// The position in a source's send order of its first pair for a rank.
+    fn base(&self, source: Rank, rank: Rank) -> u32 {
+        (0..rank.0).flat_map(|before| self.of(source, Rank(before))).sum()
+    }
+}
+
+/// Whether a rank can have these pairs for the experts of another.
+fn are_possible(shape: &Shape, pairs: &[u32]) -> bool {
+    let sum: u64 = pairs.iter().map(|&pairs| u64::from(pairs)).sum();
+    pairs.iter().all(|&pairs| pairs <= shape.max_tokens()) && sum <= shape.max_pairs_for_rank() as u64
+}
+
+/// Fails the communicator on all ranks, as this one cannot receive.
+fn impossible(of: &ExpertParallel<'_>, source_rank: Rank) -> MoeError {
+    let error = MoeError::Impossible { source_rank };
+    of.comm.abort(&error.to_string());
+    error
+}
+
+/// A dispatch in flight. Dropping it gives up what is received; its tokens are sent nevertheless.
+#[must_use = "what is received is returned by `receive`"]
+pub struct Dispatching<'e> {
+    request: PutRequest<'e>,
+    held: Held<'e>,
+    routing: Routing,
+    counts: Option<Counts>,
+}
+
+impl<'e> Dispatching<'e> {
+    /// Whether all has arrived and been sent: then [`receive`](Self::receive) returns at once. Drives
+    /// the communicator a little.
+    ///
+    /// # Errors
+    /// When the communicator has failed.
+    pub fn test(&mut self) -> Result<bool, MoeError> {
+        Ok(self.request.test()?)
+    }
+
+    /// Waits for the tokens of all ranks.
+    ///
+    /// # Errors
+    /// When the communicator has failed: within the deadline, on all ranks, with the culprit.
+    /// [`MoeError::Impossible`] when a rank has sent counts that no routing has.
+    pub fn receive(self) -> Result<Received<'e>, MoeError> {
+        let Self {
+            request,
+            held,
+            routing,
+            counts,
+        } = self;
+        request.wait()?;
+        let (of, own) = (held.of, held.of.comm.rank());
+        let shape = of.options.shape;
+        let ranks = || (0..shape.ranks()).map(Rank);
+        let (received, bases) = match &counts {
+            Some(counts) => (
+                counts.received_by(own),
+                ranks().map(|source| counts.base(source, own)).collect(),
+            ),
+            None => read_headers(&held)?,
+        };
+        Ok(Received {
+            rows: ReceivedRows::new(&shape, of.options.mode, &received),
+            bases,
+            held,
+            routing,
+        })
+    }
+}
+
+impl fmt::Debug for Dispatching<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dispatching")
+            .field("request", &self.request)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The counts by local expert and source, and by source the position of its first pair for this rank.
+fn read_headers(held: &Held<'_>) -> Result<(Vec<u32>, Vec<u32>), MoeError> {
+    let of = held.of;
+    let shape = of.options.shape;
+    let (experts, ranks) = (shape.local_experts() as usize, shape.ranks() as usize);
+    let (mut counts, mut bases) = (vec![0; experts * ranks], Vec::with_capacity(ranks));
+    for source in 0..ranks {
+        let offset = of.in_window(held.dispatch) + of.areas.headers + source * of.areas.header;
+        // SAFETY: in the window and aligned; it has arrived, and is not written before the dispatch is
+        // released.
+        let words = unsafe { core::slice::from_raw_parts(of.window_at(offset).cast::<u32>(), experts + 1) };
+        let (pairs, base) = (&words[..experts], words[experts]);
+        let sum: u64 = pairs.iter().map(|&pairs| u64::from(pairs)).sum();
+        if !are_possible(&shape, pairs) || sum + u64::from(base) > shape.max_pairs() as u64 {
+            return Err(impossible(of, Rank(source as u32)));
+        }
+        for (expert, &count) in pairs.iter().enumerate() {
+            counts[expert * ranks + source] = count;
+        }
+        bases.push(base);
+    }
+    Ok((counts, bases))
+}
+
+/// What the local experts have received, and the handle by which their outputs are combined.
+pub struct Received<'e> {
+    pub(super) held: Held<'e>,
+    pub(super) routing: Routing,
+    rows: ReceivedRows,
+    /// By source: the position in its send order of its first pair for this rank.
+    pub(super) bases: Vec<u32>,
+}
+
+impl<'e> Received<'e> {
+    /// Where the rows are.
+    #[must_use]
+    pub fn rows(&self) -> &ReceivedRows {
+        &self.rows
+    }
+
+    /// Bytes of a row: the elements, then the scales of FP8; see [`Payload::row_bytes`].
+    #[must_use]
+    pub fn row_bytes(&self) -> usize {
+        self.held.of.areas.row
+    }
+
+    /// Rows of [`rows`](Self::rows), as they were carried.
+    ///
+    /// # Panics
+    /// When there are no such rows.
+    #[must_use]
+    pub fn bytes(&self, rows: Range<usize>) -> &[u8] {
+        let (of, len) = (self.held.of, self.checked(&rows));
+        let at = of.in_window(self.held.dispatch) + rows.start * of.areas.row;
+        // SAFETY: in the window, and not written before the dispatch is released.
+        unsafe { core::slice::from_raw_parts(of.window_at(at), len * of.areas.row) }
+    }
+
+    /// Rows as elements, of [`Payload::Bf16`].
+    ///
+    /// # Panics
+    /// When there are no such rows, or the payload is another.
+    #[must_use]
+    pub fn elements(&self, rows: Range<usize>) -> &[bf16] {
+        assert_eq!(self.held.of.options.payload, Payload::Bf16, "elements of bf16");
+        let bytes = self.bytes(rows);
+        // SAFETY: rows are aligned to 16 bytes, and every bit pattern is a bf16.
+        unsafe { core::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size_of::<bf16>()) }
+    }
+
+    /// Rows as they were carried, and the places of their outputs, `hidden` elements each, from which
+    /// combine sends. They have the contents of earlier operations.
+    ///
+    /// # Panics
+    /// When there are no such rows.
+    pub fn with_outputs(&mut self, rows: Range<usize>) -> (&[u8], &mut [bf16]) {
+        let (of, len) = (self.held.of, self.checked(&rows));
+        let at = of.in_expert_outputs(self.held.dispatch) + rows.start * of.areas.output;
+        let elements = len * of.options.shape.hidden() as usize;
+        // SAFETY: in the memory of the outputs, aligned; this value owns those of its dispatch.
+        let outputs = unsafe { core::slice::from_raw_parts_mut(of.expert_outputs_at(at).cast(), elements) };
+        (self.bytes(rows), outputs)
+    }
+
+    /// The rows of a local expert, by (source rank, token), copied behind each other. In the
+    /// high-throughput mode they are so already.
+    ///
+    /// # Panics
+    /// When there is no such expert.
+    #[must_use]
+    pub fn expert_rows(&self, expert: u32) -> Vec<u8> {
+        self.rows
+            .ranges(expert)
+            .flat_map(|rows| self.bytes(rows))
+            .copied()
+            .collect()
+    }
+
+    fn checked(&self, rows: &Range<usize>) -> usize {
+        let most = self.held.of.options.rows();
+        assert!(rows.start <= rows.end && rows.end <= most, "rows {rows:?} of {most}");
+        rows.len()
+    }
+
+    /// Returns the outputs of the local experts ([`with_outputs`](Self::with_outputs)) to the ranks of
+    /// the tokens, and adds up those of this rank's tokens with their weights into `combined`:
+    /// `[tokens, hidden]` elements.
+    ///
+    /// # Errors
+    /// As [`combine_send`](Self::combine_send) and [`Combining::receive`].
+    pub fn combine(self, combined: &mut [bf16]) -> Result<(), MoeError> {
+        self.combine_send()?.receive(combined)
+    }
+
+    /// The sending half of a combine: see [`dispatch_send`](ExpertParallel::dispatch_send).
+    ///
+    /// # Errors
+    /// When the communicator has failed.
+    pub fn combine_send(self) -> Result<Combining<'e>, MoeError> {
+        Combining::new(self)
+    }
+}
+
+impl fmt::Debug for Received<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Received")
+            .field("rows", &self.rows.len())
+            .finish_non_exhaustive()
+    }
+}
