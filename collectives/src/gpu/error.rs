@@ -5,7 +5,7 @@ use doorbell_cuda::reduce::ReduceError;
 use crate::algorithm::Unsupported;
 use crate::bootstrap::ExchangeError;
 use crate::communicator::CollectiveError;
-use crate::moe::ShapeError;
+use crate::moe::MoeError;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 
@@ -33,12 +33,12 @@ pub enum GpuError {
         /// The defect, and what is expected.
         what: String,
     },
+    /// Invalid options of expert parallelism.
+    #[error(transparent)]
+    Moe(#[from] MoeError),
     /// Invalid arguments of a dispatch or a combine; nothing was enqueued.
     #[error("expert parallelism on GPUs: {0}")]
-    Moe(String),
-    /// Dimensions that no layer of experts has.
-    #[error(transparent)]
-    Shape(#[from] ShapeError),
+    Experts(String),
     /// The operator requires a scalar.
     #[error("{op} of {data} on GPUs takes a scalar: give PreMulSum one of {}", data.accumulator())]
     NoScalar {

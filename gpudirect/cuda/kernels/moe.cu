@@ -205,7 +205,7 @@ struct Sender : Layer {
 
     template <bool FP8>
     DOORBELL_INSIDE void row(uint32_t pair, uint32_t rank, uint32_t row, const Lanes &at) const {
-        if (pair >= op.tokens * op.top_k || row >= op.ranks * op.slots) return;
+        if (pair >= op.tokens * op.top_k || row >= op.capacity) return;
         const uint64_t from = op.input + uint64_t(pair / op.top_k) * op.hidden * 2, into = op.memories[rank] + op.rows + uint64_t(row) * op.row_bytes;
         if constexpr (FP8) {
             quantise_row(from, into, op.hidden / 8, op.row_bytes, at);
@@ -339,6 +339,13 @@ struct Receiver : Layer {
             for (uint32_t from = 0; from < op.ranks; from++) ends[i] += count(from, i);
         }
         scan_values(ends, op.experts);
+        // All ranks find the same, and then none sends anything.
+        #pragma unroll 1
+        for (uint32_t rank = threadIdx.x; rank < op.ranks; rank += blockDim.x) {
+            if (ends[(rank + 1) * local() - 1] - (rank == 0 ? 0 : ends[rank * local() - 1]) <= op.capacity) continue;
+            report(NO_MEMORY, rank);
+            store_raw<uint32_t>(op.state + PAIRS, 0);
+        }
         #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < op.experts; i += blockDim.x) {
             const uint32_t first = i / local() * local();

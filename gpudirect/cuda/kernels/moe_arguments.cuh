@@ -21,6 +21,8 @@ constexpr uint64_t TOO_MANY_PAIRS = 2;
 constexpr uint64_t FALSE_COUNTS = 3;
 // Of a received row: there is no output of its expert.
 constexpr uint64_t NO_OUTPUT = 4;
+// Of the rank that would receive them: more rows than it has memory for.
+constexpr uint64_t NO_MEMORY = 5;
 
 // The launch argument of dispatch and combine.
 struct Moe {
@@ -67,9 +69,9 @@ struct Moe {
     uint32_t blocks;
     // Whether rows are consecutive, and not in slots.
     uint32_t contiguous;
-    // The experts' outputs that there are.
+    // The experts' outputs that there are, and the rows for which each rank has memory.
     uint32_t given;
-    uint32_t reserved;
+    uint32_t capacity;
 };
 
 static_assert(sizeof(Moe) == 328, "Moe");
@@ -105,6 +107,6 @@ static_assert(offsetof(Moe, index_bytes) == 308, "index_bytes");
 static_assert(offsetof(Moe, blocks) == 312, "blocks");
 static_assert(offsetof(Moe, contiguous) == 316, "contiguous");
 static_assert(offsetof(Moe, given) == 320, "given");
-static_assert(offsetof(Moe, reserved) == 324, "reserved");
+static_assert(offsetof(Moe, capacity) == 324, "capacity");
 
 }  // namespace doorbell

@@ -17,7 +17,7 @@ use doorbell_cuda::{DeviceMemory, Event, Memory as _, OwnedSpan, Stream};
 use doorbell_tests::gpu::Random;
 
 use crate::Options;
-use crate::rig::copy_in;
+use crate::rig::{copy_in, options_of};
 
 const SAMPLES: usize = 7;
 /// Operations of a graph, which is launched once for a sample.
@@ -103,7 +103,9 @@ impl Meter<'_> {
         self.row(batch, "all-to-all, registered, even parts", even, bytes);
         let uneven = self.all_to_all_v(&memories, row_bytes)?;
         self.row(batch, "all-to-all-v", uneven, bytes);
-        let mut layer = self.gpu.expert_parallel(*shape, batch.payload, batch.mode)?;
+        let mut layer = self
+            .gpu
+            .expert_parallel(options_of(*shape, (batch.mode, batch.payload)))?;
         let dispatch = self.layer(&mut layer, &memories, batch, false)?;
         self.row(batch, "dispatch", dispatch, bytes);
         let both = self.layer(&mut layer, &memories, batch, true)?;

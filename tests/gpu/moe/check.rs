@@ -9,7 +9,7 @@ use doorbell_collectives::{DataType, Rank};
 use doorbell_cuda::Stream;
 
 use crate::Options;
-use crate::rig::{ALL, OnGpu, once};
+use crate::rig::{ALL, OnGpu, once, options_of};
 
 pub(crate) fn run(gpu: &GpuCommunicator, options: &Options) -> Result<()> {
     let started = Instant::now();
@@ -27,7 +27,7 @@ pub(crate) fn run(gpu: &GpuCommunicator, options: &Options) -> Result<()> {
     for &(top_k, hidden, tokens, experts) in shapes {
         let shape = Shape::new(ranks, experts, top_k.min(experts), hidden, tokens)?;
         for (number, how) in ALL.into_iter().enumerate() {
-            let mut layer = gpu.expert_parallel(shape, how.1, how.0)?;
+            let mut layer = gpu.expert_parallel(options_of(shape, how))?;
             let index = if number % 2 == 0 { DataType::I64 } else { DataType::I32 };
             let mut memory = OnGpu::new(&shape, gpu.context(), index);
             let turns = if hidden > 2000 { 1 } else { 6 };

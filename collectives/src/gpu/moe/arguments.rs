@@ -16,6 +16,7 @@ pub(super) const NO_EXPERT: u64 = 1;
 pub(super) const TOO_MANY_PAIRS: u64 = 2;
 pub(super) const FALSE_COUNTS: u64 = 3;
 pub(super) const NO_OUTPUT: u64 = 4;
+pub(super) const NO_MEMORY: u64 = 5;
 
 doorbell_cuda::kernel_arguments! {
     constants {
@@ -34,6 +35,8 @@ doorbell_cuda::kernel_arguments! {
         const FALSE_COUNTS: u64 = FALSE_COUNTS;
         /// Of a received row: there is no output of its expert.
         const NO_OUTPUT: u64 = NO_OUTPUT;
+        /// Of the rank that would receive them: more rows than it has memory for.
+        const NO_MEMORY: u64 = NO_MEMORY;
     }
     /// The launch argument of dispatch and combine.
     #[derive(Clone, Copy, Debug)]
@@ -81,9 +84,9 @@ doorbell_cuda::kernel_arguments! {
         pub(super) blocks: u32,
         /// Whether rows are consecutive, and not in slots.
         pub(super) contiguous: u32,
-        /// The experts' outputs that there are.
+        /// The experts' outputs that there are, and the rows for which each rank has memory.
         pub(super) given: u32,
-        pub(super) reserved: u32,
+        pub(super) capacity: u32,
     }
 }
 

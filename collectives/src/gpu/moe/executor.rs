@@ -3,12 +3,12 @@
 use doorbell_cuda::collective::CollectiveKernels;
 use doorbell_cuda::{DeviceMemory, Kernel, KernelFile, Launch, Memory as _, Span, Stream};
 
-use super::arguments::{Arguments, MAX_BLOCKS, VERSION};
+use super::arguments::{Arguments, VERSION};
 use super::memory::{Own, Window};
 use super::report::REPORT;
 use crate::gpu::error::GpuError;
 use crate::gpu::peers::{MAX_PEERS, Mapped, Peers};
-use crate::moe::{Mode, Payload, Shape};
+use crate::moe::{Mode, MoeOptions, Payload};
 
 /// Threads of a thread block.
 pub(super) const THREADS: u32 = 512;
@@ -97,11 +97,12 @@ impl Executor {
     /// thread blocks of a launch, the same on all ranks.
     pub(super) fn new(
         (kernels, peers): (Vec<Kernel>, &Peers),
-        (shape, payload, mode): (&Shape, Payload, Mode),
+        options: &MoeOptions,
         (mapped, memory): (Mapped, DeviceMemory),
         blocks: u32,
     ) -> Self {
-        let (window, own) = (Window::new(shape, payload), Own::new(shape));
+        let shape = &options.shape;
+        let (window, own) = (Window::new(options), Own::new(shape));
         let mut memories = [0; MAX_PEERS];
         for (address, memory) in memories.iter_mut().zip(mapped.memories()) {
             *address = memory.device_ptr().0;
@@ -136,12 +137,12 @@ impl Executor {
             tokens: 0,
             pairs: shape.max_pairs() as u32,
             slots: shape.max_pairs_for_rank() as u32,
-            row_bytes: payload.row_bytes(shape.hidden()) as u32,
+            row_bytes: options.payload.row_bytes(shape.hidden()) as u32,
             index_bytes: 0,
-            blocks: blocks.min(MAX_BLOCKS),
-            contiguous: (mode == Mode::HighThroughput).into(),
+            blocks,
+            contiguous: (options.mode == Mode::HighThroughput).into(),
             given: 0,
-            reserved: 0,
+            capacity: options.rows() as u32,
         };
         Self {
             kernels,
@@ -156,7 +157,7 @@ impl Executor {
     /// The received rows.
     pub(super) fn rows(&self) -> Result<Span<'_>, GpuError> {
         let own = &self.mapped.memories()[self.common.rank as usize];
-        let bytes = self.common.ranks as usize * self.common.slots as usize * self.common.row_bytes as usize;
+        let bytes = self.common.capacity as usize * self.common.row_bytes as usize;
         Ok(own.span(self.window.rows..self.window.rows + bytes)?)
     }
 

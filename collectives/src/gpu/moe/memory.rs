@@ -5,7 +5,7 @@ use doorbell_cuda::{Context, DeviceMemory, Memory as _, Stream};
 use super::arguments::MAX_BLOCKS;
 use crate::gpu::error::GpuError;
 use crate::gpu::peers::MAX_PEERS;
-use crate::moe::{Payload, Shape, SlotLayout};
+use crate::moe::{MoeOptions, Payload, Shape};
 
 const ALIGN: usize = 256;
 /// Kinds of epochs: of dispatch and of combine.
@@ -13,8 +13,9 @@ const KINDS: usize = 2;
 /// Tables of what is received: counts, first rows, and positions.
 const TABLES: usize = 3;
 
-/// Offsets in the memory that peers write, the same on all ranks: a [`SlotLayout`], whose rows the
-/// high-throughput mode uses consecutively, then words that are initially zero.
+/// Offsets in the memory that peers write, the same on all ranks: the rows of
+/// [`ReceivedRows`](crate::moe::ReceivedRows), the outputs of the rank's own pairs in send order, and
+/// words that are initially zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Window {
     pub(super) rows: usize,
@@ -49,13 +50,14 @@ impl Places {
 }
 
 impl Window {
-    pub(super) fn new(shape: &Shape, payload: Payload) -> Self {
-        let slots = SlotLayout::new(*shape, payload);
-        let mut places = Places(slots.bytes());
+    pub(super) fn new(options: &MoeOptions) -> Self {
+        let shape = &options.shape;
+        let row = |payload: Payload| payload.row_bytes(shape.hidden());
+        let mut places = Places(0);
         let of_blocks = MAX_PEERS * MAX_BLOCKS as usize * 4;
         Self {
-            rows: slots.slot(0),
-            outputs: slots.output(0),
+            rows: places.next(options.rows() * row(options.payload)),
+            outputs: places.next(shape.max_pairs() * row(Payload::Bf16)),
             ready: places.next(KINDS * MAX_PEERS * 4),
             counts: places.next(shape.ranks() as usize * shape.experts() as usize * 8),
             arrived: places.next(of_blocks),

@@ -18,12 +18,13 @@ use std::sync::Arc;
 
 use doorbell_cuda::{Event, HostMemory, Memory as _, Span, Stream};
 
+use self::arguments::{MAX_BLOCKS, MAX_CELLS, MAX_EXPERTS};
 use self::executor::{BLOCKS, Executor, Step, THREADS, Work};
 use self::memory::{Own, Window};
 use super::communicator::GpuCommunicator;
 use super::error::GpuError;
 use super::peers::Peers;
-use crate::moe::{Mode, Payload, ReceivedRows, Shape};
+use crate::moe::{Mode, MoeOptions, Payload, ReceivedRows};
 use crate::types::DataType;
 
 /// The routing of one rank's tokens in device memory, as [`Routing`](crate::moe::Routing) describes
@@ -52,9 +53,7 @@ pub struct GpuExpertParallel<'c> {
     comm: &'c GpuCommunicator,
     peers: Arc<Peers>,
     executor: Executor,
-    shape: Shape,
-    payload: Payload,
-    mode: Mode,
+    options: MoeOptions,
     /// Whether a part that sends has been enqueued, and the one that receives has not.
     is_sending: bool,
 }
@@ -86,83 +85,53 @@ pub struct GpuCombining<'l, 'c> {
 }
 
 impl GpuCommunicator {
-    /// Makes a layer's memory, and maps that of the other ranks. Collective, with the same arguments
-    /// on all ranks, while no work of the GPUs waits for another rank.
+    /// Makes a layer's memory, and maps that of the other ranks. Collective, with the same options on
+    /// all ranks, while no work of the GPUs waits for another rank.
     ///
-    /// The memory is that of a [`SlotLayout`](crate::moe::SlotLayout), in both modes: of 128 tokens
-    /// with a hidden dimension of 7168, top-8, on 8 ranks, 117 MiB for bf16 and 14 MiB for outputs.
+    /// A rank has memory for [`MoeOptions::rows`], and for the outputs of its own pairs.
     ///
     /// # Errors
     /// [`GpuError::Refused`] where the GPUs do not reach each other's memory, ranks are
     /// [time-sliced](Self::is_time_sliced), or there are more than 1024 experts, or 8192 times ranks;
-    /// [`GpuError::Shape`] for a shape of another number of ranks' or payload.
-    pub fn expert_parallel(
-        &self,
-        shape: Shape,
-        payload: Payload,
-        mode: Mode,
-    ) -> Result<GpuExpertParallel<'_>, GpuError> {
-        shape.supports(payload)?;
+    /// [`GpuError::Moe`] for options that are invalid, or not the same on all ranks.
+    pub fn expert_parallel(&self, options: MoeOptions) -> Result<GpuExpertParallel<'_>, GpuError> {
         let refused = |reason| GpuError::Refused {
             what: "expert parallelism on GPUs",
             reason,
         };
-        if shape.ranks() != self.size() {
+        self.host().agree_on_experts(&options)?;
+        let (experts, ranks) = (options.shape.experts(), options.shape.ranks());
+        if experts > MAX_EXPERTS || u64::from(experts) * u64::from(ranks) > MAX_CELLS.into() {
             return Err(refused(format!(
-                "the shape is of {} ranks, and the communicator has {}",
-                shape.ranks(),
-                self.size()
-            )));
-        }
-        let cells = u64::from(shape.experts()) * u64::from(shape.ranks());
-        if shape.experts() > arguments::MAX_EXPERTS || cells > arguments::MAX_CELLS.into() {
-            return Err(refused(format!(
-                "{} experts on {} ranks: at most {} experts, and {} times ranks, are supported",
-                shape.experts(),
-                shape.ranks(),
-                arguments::MAX_EXPERTS,
-                arguments::MAX_CELLS
+                "{experts} experts on {ranks} ranks: at most {MAX_EXPERTS} experts, and {MAX_CELLS} times ranks, are \
+                 supported"
             )));
         }
         let (peers, kernels) = self.waiting_kernels().map_err(refused)?;
-        let own = executor::load(kernels, payload).and_then(|kernels| {
-            let memory = Window::new(&shape, payload).alloc(self.context())?;
-            Ok((kernels, memory, Own::new(&shape).alloc(self.context())?))
+        let own = executor::load(kernels, options.payload).and_then(|kernels| {
+            let window = Window::new(&options).alloc(self.context())?;
+            Ok((kernels, window, Own::new(&options.shape).alloc(self.context())?))
         });
         // The others would wait for this rank until the deadline.
         let own = own.inspect_err(|error| self.abort(&format!("it cannot make a layer of experts: {error}")));
         let (kernels, window, memory) = own?;
         let mapped = self.map(peers, &window)?.map_err(refused)?;
-        let blocks = self.blocks(THREADS, BLOCKS);
+        let blocks = self.blocks(THREADS, BLOCKS).min(MAX_BLOCKS);
         Ok(GpuExpertParallel {
             comm: self,
             peers: Arc::clone(peers),
-            executor: Executor::new((kernels, peers), (&shape, payload, mode), (mapped, memory), blocks),
-            shape,
-            payload,
-            mode,
+            executor: Executor::new((kernels, peers), &options, (mapped, memory), blocks),
+            options,
             is_sending: false,
         })
     }
 }
 
 impl<'c> GpuExpertParallel<'c> {
-    /// How a token travels.
+    /// The options.
     #[must_use]
-    pub fn payload(&self) -> Payload {
-        self.payload
-    }
-
-    /// How rows are exchanged.
-    #[must_use]
-    pub fn mode(&self) -> Mode {
-        self.mode
-    }
-
-    /// The dimensions.
-    #[must_use]
-    pub fn shape(&self) -> &Shape {
-        &self.shape
+    pub fn options(&self) -> &MoeOptions {
+        &self.options
     }
 
     /// Enqueues the sending part of a dispatch of so many tokens on `stream`: `input` has their
@@ -173,7 +142,7 @@ impl<'c> GpuExpertParallel<'c> {
     /// is done.
     ///
     /// # Errors
-    /// [`GpuError::Moe`] for more tokens than the shape has, memory that is too short or not aligned,
+    /// [`GpuError::Experts`] for more tokens than the shape has, memory that is too short or not aligned,
     /// and when an earlier operation has not received; an earlier failure, as
     /// [`GpuCommunicator::check`]; the driver's.
     #[doc(alias("low_latency_dispatch", "return_recv_hook"))]
@@ -190,7 +159,7 @@ impl<'c> GpuExpertParallel<'c> {
             input: address("the tokens", input, tokens * self.token_bytes(), 16)?,
             ..routed
         };
-        let steps: &[Step] = match self.mode {
+        let steps: &[Step] = match self.options.mode {
             Mode::LowLatency => &[Step::Send],
             Mode::HighThroughput => &[Step::Count, Step::Place, Step::Write],
         };
@@ -210,13 +179,19 @@ impl<'c> GpuExpertParallel<'c> {
         let index_bytes = match routing.index {
             DataType::I32 => 4,
             DataType::I64 => 8,
-            other => return Err(GpuError::Moe(format!("indices of {other}: they must be i32 or i64"))),
+            other => {
+                return Err(GpuError::Experts(format!(
+                    "indices of {other}: they must be i32 or i64"
+                )));
+            }
         };
-        if tokens > self.shape.max_tokens() as usize {
-            let max = self.shape.max_tokens();
-            return Err(GpuError::Moe(format!("{tokens} tokens, and a rank has at most {max}")));
+        if tokens > self.options.shape.max_tokens() as usize {
+            let max = self.options.shape.max_tokens();
+            return Err(GpuError::Experts(format!(
+                "{tokens} tokens, and a rank has at most {max}"
+            )));
         }
-        let pairs = tokens * self.shape.top_k() as usize;
+        let pairs = tokens * self.options.shape.top_k() as usize;
         Ok(Work {
             indices: address("the indices", routing.indices, pairs * index_bytes, index_bytes)?,
             index_bytes: index_bytes as u32,
@@ -228,12 +203,12 @@ impl<'c> GpuExpertParallel<'c> {
 
     /// Bytes of a token, and of an expert's output, in bf16.
     fn token_bytes(&self) -> usize {
-        Payload::Bf16.row_bytes(self.shape.hidden())
+        Payload::Bf16.row_bytes(self.options.shape.hidden())
     }
 
     fn refuse_sending(&self) -> Result<(), GpuError> {
         match self.is_sending {
-            true => Err(GpuError::Moe(
+            true => Err(GpuError::Experts(
                 "an earlier operation was sent, and not received".to_owned(),
             )),
             false => Ok(()),
@@ -312,14 +287,14 @@ impl<'l, 'c> GpuReceived<'l, 'c> {
         let words = bytes.as_chunks::<4>().0.iter();
         let counts: Vec<u32> = words.map(|word| u32::from_ne_bytes(*word)).collect();
         let layer = &self.layer;
-        Ok(ReceivedRows::new(&layer.shape, layer.mode, &counts))
+        Ok(ReceivedRows::new(&layer.options.shape, layer.options.mode, &counts))
     }
 
     /// Enqueues the sending part of combine on `stream`: `outputs` has a token of bf16 for each row,
     /// in the same places, aligned to 16 bytes. It may be [`rows`](Self::rows), if they are of bf16.
     ///
     /// # Errors
-    /// [`GpuError::Moe`] for memory that is not aligned; as [`GpuCommunicator::enqueue`]. Fewer
+    /// [`GpuError::Experts`] for memory that is not aligned; as [`GpuCommunicator::enqueue`]. Fewer
     /// outputs than rows fail the communicator.
     #[doc(alias("low_latency_combine"))]
     pub fn combine_send(self, outputs: Span<'_>, stream: &Stream) -> Result<GpuCombining<'l, 'c>, GpuError> {
@@ -342,7 +317,7 @@ impl GpuCombining<'_, '_> {
     /// 16 bytes.
     ///
     /// # Errors
-    /// [`GpuError::Moe`] for memory that is too short or not aligned; as
+    /// [`GpuError::Experts`] for memory that is too short or not aligned; as
     /// [`GpuCommunicator::enqueue`].
     pub fn receive(self, output: Span<'_>, stream: &Stream) -> Result<(), GpuError> {
         let Self { layer, routing, tokens } = self;
@@ -364,12 +339,12 @@ fn address(what: &str, memory: Span<'_>, bytes: usize, align: usize) -> Result<u
     let address = memory.device_ptr().0;
     if memory.len() < bytes {
         let len = memory.len();
-        return Err(GpuError::Moe(format!(
+        return Err(GpuError::Experts(format!(
             "{what} have {len} bytes, and {bytes} are required"
         )));
     }
     match memory.is_empty() || address.is_multiple_of(align as u64) {
         true => Ok(address),
-        false => Err(GpuError::Moe(format!("{what} are not aligned to {align} bytes"))),
+        false => Err(GpuError::Experts(format!("{what} are not aligned to {align} bytes"))),
     }
 }

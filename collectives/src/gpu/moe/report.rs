@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::arguments::{FALSE_COUNTS, NO_EXPERT, NO_OUTPUT, TOO_MANY_PAIRS};
+use super::arguments::{FALSE_COUNTS, NO_EXPERT, NO_MEMORY, NO_OUTPUT, TOO_MANY_PAIRS};
 use crate::gpu::peers::Peers;
 
 /// Offset of the report in [`Peers::control`]: 8 bytes, zero for none.
@@ -25,6 +25,7 @@ fn describe(word: u64) -> String {
         }
         FALSE_COUNTS => format!("rank {number} has counted more pairs than it can have"),
         NO_OUTPUT => format!("it received row {number}, and there is no output of an expert for it"),
+        NO_MEMORY => format!("rank {number} would receive more rows than it has memory for: give a larger capacity"),
         other => format!("its kernel reports failure {other}, which is unknown"),
     }
 }

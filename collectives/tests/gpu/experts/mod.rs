@@ -6,12 +6,12 @@ mod rig;
 use std::time::Duration;
 
 use doorbell_collectives::gpu::{GpuCommunicator, GpuExpertParallel, GpuOptions, GpuRouting, as_bytes};
-use doorbell_collectives::moe::{Mode, Payload, Shape, reference};
+use doorbell_collectives::moe::{Mode, MoeOptions, Payload, Shape, reference};
 use doorbell_collectives::{DataType, Options, Rank};
 use doorbell_cuda::{Memory as _, Stream};
 use doorbell_cuda_standin::{ExecutionMode, Standin};
 
-use self::rig::{ALL, Batch, OnGpu, Received, compute, copy_out, once};
+use self::rig::{ALL, Batch, OnGpu, Received, compute, copy_out, once, options_of};
 use crate::gpus::small;
 use crate::many::{ranks, ranks_with};
 use crate::world;
@@ -38,7 +38,7 @@ fn random_routings_give_what_the_reference_gives() {
             let shape = Shape::new(p, experts, top_k, hidden, tokens).unwrap();
             let stream = Stream::new(gpu.context()).unwrap();
             for (number, how) in ALL.into_iter().enumerate() {
-                let mut layer = gpu.expert_parallel(shape, how.1, how.0).unwrap();
+                let mut layer = gpu.expert_parallel(options_of(shape, how)).unwrap();
                 let index = if number % 2 == 0 { DataType::I64 } else { DataType::I32 };
                 let mut memory = OnGpu::new(&shape, gpu.context(), index);
                 for seed in 0..4 {
@@ -58,7 +58,7 @@ fn dispatch_without_combine_can_be_repeated() {
         let shape = Shape::new(3, 6, 3, 128, 8).unwrap();
         let stream = Stream::new(gpu.context()).unwrap();
         for how in ALL {
-            let mut layer = gpu.expert_parallel(shape, how.1, how.0).unwrap();
+            let mut layer = gpu.expert_parallel(options_of(shape, how)).unwrap();
             let mut memory = OnGpu::new(&shape, gpu.context(), DataType::I64);
             for seed in 0..3 {
                 let batches = Batch::all(&shape, seed);
@@ -87,7 +87,7 @@ fn captured_layers_can_be_relaunched() {
         let shape = Shape::new(3, 6, 2, 136, 8).unwrap();
         let stream = Stream::new(gpu.context()).unwrap();
         for mode in [Mode::LowLatency, Mode::HighThroughput] {
-            let mut layer = gpu.expert_parallel(shape, Payload::Bf16, mode).unwrap();
+            let mut layer = gpu.expert_parallel(options_of(shape, (mode, Payload::Bf16))).unwrap();
             let mut memory = OnGpu::new(&shape, gpu.context(), DataType::I64);
             let batches: Vec<_> = (0..4)
                 .map(|seed| {
@@ -127,18 +127,24 @@ fn captured_layers_can_be_relaunched() {
     });
 }
 
-/// Enqueues a dispatch whose peers never come, and checks that the stream is released.
-fn is_let_go(gpu: &GpuCommunicator, layer: &mut GpuExpertParallel<'_>) -> String {
-    let shape = *layer.shape();
+/// Enqueues a dispatch that cannot be completed, checks that the stream is released, and returns the
+/// failure.
+fn failure(gpu: &GpuCommunicator, layer: &mut GpuExpertParallel<'_>, batch: &Batch) -> String {
+    let shape = layer.options().shape;
     let stream = Stream::new(gpu.context()).unwrap();
     let mut memory = OnGpu::new(&shape, gpu.context(), DataType::I64);
-    memory.set(&stream, &Batch::all(&shape, 3)[0], &shape);
-    let dispatch = layer.dispatch_send(memory.input.all(), memory.tokens, memory.routing(), &stream);
-    if let Ok(dispatch) = dispatch {
+    memory.set(&stream, batch, &shape);
+    // The other rank may have failed already.
+    if let Ok(dispatch) = layer.dispatch_send(memory.input.all(), memory.tokens, memory.routing(), &stream) {
         drop(dispatch.receive(&stream));
     }
     stream.synchronize().unwrap();
-    gpu.check().unwrap_err().to_string()
+    loop {
+        match gpu.check() {
+            Ok(()) => std::thread::sleep(Duration::from_millis(1)),
+            Err(error) => return error.to_string(),
+        }
+    }
 }
 
 #[test]
@@ -151,7 +157,7 @@ fn abort_and_deadline_release_dispatch() {
         };
         ranks_with(standin.driver().unwrap(), 3, &host, &options(), |gpu| {
             let shape = Shape::new(3, 6, 2, 128, 8).unwrap();
-            let mut layer = gpu.expert_parallel(shape, how.1, how.0).unwrap();
+            let mut layer = gpu.expert_parallel(options_of(shape, how)).unwrap();
             if gpu.rank() == Rank(1) {
                 if how.0 == Mode::LowLatency {
                     gpu.abort("a test");
@@ -161,7 +167,7 @@ fn abort_and_deadline_release_dispatch() {
                 }
                 return;
             }
-            let error = is_let_go(&gpu, &mut layer);
+            let error = failure(&gpu, &mut layer, &Batch::all(&shape, 3)[0]);
             let wanted = if how.0 == Mode::LowLatency { "a test" } else { "within" };
             assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
         });
@@ -183,9 +189,7 @@ fn impossible_routings_fail_the_communicator() {
         let standin = Standin::load(ExecutionMode::Prompt);
         ranks(standin.driver().unwrap(), 2, &options(), |gpu| {
             let shape = Shape::new(2, 2, 2, 128, 6).unwrap();
-            let stream = Stream::new(gpu.context()).unwrap();
-            let mut layer = gpu.expert_parallel(shape, how.1, how.0).unwrap();
-            let mut memory = OnGpu::new(&shape, gpu.context(), DataType::I64);
+            let mut layer = gpu.expert_parallel(options_of(shape, how)).unwrap();
             let mut batch = Batch::all(&shape, 2)[0].clone();
             if gpu.rank() == Rank(0) {
                 match reasons == unknown {
@@ -193,18 +197,7 @@ fn impossible_routings_fail_the_communicator() {
                     false => batch.indices.fill(1),
                 }
             }
-            memory.set(&stream, &batch, &shape);
-            let dispatch = layer
-                .dispatch_send(memory.input.all(), memory.tokens, memory.routing(), &stream)
-                .unwrap();
-            drop(dispatch.receive(&stream));
-            stream.synchronize().unwrap();
-            let error = loop {
-                match gpu.check() {
-                    Ok(()) => std::thread::sleep(Duration::from_millis(1)),
-                    Err(error) => break error.to_string(),
-                }
-            };
+            let error = failure(&gpu, &mut layer, &batch);
             let is_known = reasons.iter().any(|reason| error.contains(reason));
             assert!(is_known && error.contains("rank 0"), "{error}");
         });
@@ -218,16 +211,18 @@ fn invalid_calls_are_refused_before_enqueuing() {
     ranks(standin.driver().unwrap(), 2, &options(), |gpu| {
         let refused = |shape: (u32, u32, u32), payload| {
             let shape = Shape::new(shape.0, shape.1, 1, shape.2, 4).unwrap();
-            gpu.expert_parallel(shape, payload, Mode::LowLatency)
+            gpu.expert_parallel(options_of(shape, (Mode::LowLatency, payload)))
                 .unwrap_err()
                 .to_string()
         };
-        assert!(refused((3, 3, 128), Payload::Bf16).contains("3 ranks, and the communicator has 2"));
+        assert!(refused((3, 3, 128), Payload::Bf16).contains("for 3 ranks, and the communicator has 2"));
         assert!(refused((2, 2048, 128), Payload::Bf16).contains("at most 1024 experts"));
         assert!(refused((2, 2, 136), Payload::Fp8).contains("multiple of 128"));
         let shape = Shape::new(2, 4, 2, 128, 4).unwrap();
         let stream = Stream::new(gpu.context()).unwrap();
-        let mut layer = gpu.expert_parallel(shape, Payload::Bf16, Mode::LowLatency).unwrap();
+        let mut layer = gpu
+            .expert_parallel(options_of(shape, (Mode::LowLatency, Payload::Bf16)))
+            .unwrap();
         let mut memory = OnGpu::new(&shape, gpu.context(), DataType::I32);
         memory.set(&stream, &Batch::all(&shape, 0)[0], &shape);
         let (input, good) = (memory.input.all(), memory.routing());
@@ -262,4 +257,34 @@ fn invalid_calls_are_refused_before_enqueuing() {
         drop(layer);
         gpu.destroy().unwrap();
     });
+}
+
+#[test]
+fn options_that_differ_are_refused_on_all_ranks() {
+    let standin = Standin::load(ExecutionMode::Prompt);
+    ranks(standin.driver().unwrap(), 2, &options(), |gpu| {
+        let shape = Shape::new(2, 4, 2, 128, 4 + gpu.rank().0).unwrap();
+        let error = gpu.expert_parallel(options_of(shape, ALL[0])).unwrap_err().to_string();
+        assert!(error.contains("other dimensions"), "{error}");
+        gpu.destroy().unwrap();
+    });
+}
+
+/// Nothing is stored beyond the memory of the rank that has too little.
+#[test]
+fn too_many_rows_for_the_capacity_fail_the_communicator() {
+    let standin = Standin::load(ExecutionMode::Prompt);
+    ranks(standin.driver().unwrap(), 2, &options(), |gpu| {
+        let shape = Shape::new(2, 2, 1, 128, 6).unwrap();
+        let options = MoeOptions {
+            capacity: Some(7),
+            ..options_of(shape, ALL[2])
+        };
+        let mut layer = gpu.expert_parallel(options).unwrap();
+        let mut batch = Batch::all(&shape, 2)[0].clone();
+        batch.indices.fill(1);
+        let error = failure(&gpu, &mut layer, &batch);
+        assert!(error.contains("rank 1 would receive more rows"), "{error}");
+    });
+    standin.assert_nothing_left("too many rows");
 }

@@ -2,7 +2,7 @@
 
 use doorbell_collectives::gpu::{GpuExpertParallel, GpuRouting, as_bytes, as_bytes_mut};
 use doorbell_collectives::kernel::bf16;
-use doorbell_collectives::moe::{Mode, Payload, ReceivedRows, Routing, Shape, dequantise, reference};
+use doorbell_collectives::moe::{Mode, MoeOptions, Payload, ReceivedRows, Routing, Shape, dequantise, reference};
 use doorbell_collectives::{DataType, Rank};
 use doorbell_cuda::{Context, DeviceMemory, HostMemory, Memory as _, Span, Stream};
 
@@ -216,7 +216,7 @@ pub(crate) fn once(
     seed: u64,
     rank: Rank,
 ) {
-    let shape = *layer.shape();
+    let shape = layer.options().shape;
     let batches = Batch::all(&shape, seed);
     let batch = &batches[rank.index()];
     gpu.set(stream, batch, &shape);
@@ -243,6 +243,15 @@ pub(crate) fn once(
         combined == wanted(&shape, how.1, batch),
         "{how:?}: rank {rank}, seed {seed}"
     );
+}
+
+pub(crate) fn options_of(shape: Shape, (mode, payload): (Mode, Payload)) -> MoeOptions {
+    MoeOptions {
+        shape,
+        payload,
+        mode,
+        capacity: None,
+    }
 }
 
 /// All modes and payloads.
