@@ -35,7 +35,7 @@ pub enum GpuError {
     },
     /// Invalid options of expert parallelism.
     #[error(transparent)]
-    Moe(#[from] MoeError),
+    Moe(Box<MoeError>),
     /// Invalid arguments of a dispatch or a combine; nothing was enqueued.
     #[error("expert parallelism on GPUs: {0}")]
     Experts(String),
@@ -72,5 +72,11 @@ impl From<ExchangeError> for GpuError {
 impl From<ReduceError> for GpuError {
     fn from(error: ReduceError) -> Self {
         Self::Reduce(Box::new(error))
+    }
+}
+
+impl From<MoeError> for GpuError {
+    fn from(error: MoeError) -> Self {
+        Self::Moe(Box::new(error))
     }
 }
