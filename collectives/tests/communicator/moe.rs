@@ -33,6 +33,9 @@ struct Layer {
     seed: u64,
 }
 
+/// The rows of an expert, with their source ranks.
+type ExpertRows = Vec<(Rank, Vec<u8>)>;
+
 /// Linear congruential generator with Knuth's constants, of which the upper bits are used.
 struct Draw(u64);
 
@@ -90,7 +93,7 @@ impl Layer {
     }
 
     /// Runs the local experts, and returns by local expert the received rows of each source.
-    fn experts(&self, received: &mut Received<'_>, rank: Rank) -> Vec<Vec<(Rank, Vec<u8>)>> {
+    fn experts(&self, received: &mut Received<'_>, rank: Rank) -> Vec<ExpertRows> {
         let shape = &self.options.shape;
         let mut seen = Vec::new();
         for local in 0..shape.local_experts() {
@@ -112,7 +115,7 @@ impl Layer {
 
     /// Two operations after one another, then two whose dispatches overlap where the mode permits.
     /// Returns all that was received and combined.
-    fn run(&self, comm: &Communicator) -> Vec<(Vec<Vec<(Rank, Vec<u8>)>>, Vec<bf16>)> {
+    fn run(&self, comm: &Communicator) -> Vec<(Vec<ExpertRows>, Vec<bf16>)> {
         let rank = comm.rank();
         let layer = comm.expert_parallel(self.options).unwrap();
         let given = |step| (self.inputs(rank.index(), step), self.routing(rank.index(), step));

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use doorbell_collectives::moe::Mode;
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::{Algorithm, DataType, Protocol, ReduceOp};
 
 use super::bind::Bind;
+use super::moe::{Part, Skew};
 use crate::cli::SoftArgs;
 use crate::units::{parse_bytes, parse_duration};
 
@@ -18,6 +20,7 @@ Examples:
   doorbell coll allreduce --ranks 2 -b 8 -e 64M -f 2   a table over sizes
   mpirun -n 8 doorbell coll alltoall --device mlx5_0   ranks of a launcher: mpirun, srun, torchrun
   doorbell coll allreduce --ranks 4 --gpu -b 8 -e 1G -f 8   on GPUs, a process each
+  doorbell coll moe-dispatch --ranks 4 --mode low-latency   tokens to experts, at the shapes of DeepSeek-V3
   doorbell coll allreduce --ranks 8 -b 1M --explain    the choice of the algorithm, and the plan
   doorbell coll allreduce --ranks 4096 --simulate      time by algorithm on a modeled fabric
   doorbell coll allreduce --ranks 2 -b 8 -e 64M -f 8 --simulate --measure   predictions beside measurements
@@ -38,8 +41,8 @@ Exit status: 0 done, 1 the test failed (wrong data, rank lost), 2 bad usage.";
 // fields: one per command line option
 pub(crate) struct CollArgs {
     /// The operation to measure
-    #[arg(value_parser = collectives())]
-    pub(crate) operation: Collective,
+    #[arg(value_parser = operations())]
+    pub(crate) operation: Operation,
     /// Start this many ranks here, a process each; without it this process is a rank of a launcher
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) ranks: Option<u32>,
@@ -64,9 +67,10 @@ pub(crate) struct CollArgs {
     #[arg(short = 'o', long, value_name = "OP", value_parser = parse_ops, default_value = "sum", help_heading = "Operation")]
     pub(crate) op: Choices<ReduceOp>,
     /// Type of the elements: i8 u8 i32 u32 i64 u64 f16 bf16 f32 f64 f8e4m3 f8e5m2 (or nccl-tests'
-    /// names of them), or all of them
-    #[arg(short = 'd', long, value_name = "TYPE", value_parser = parse_types, default_value = "f32", help_heading = "Operation", visible_alias = "datatype")]
-    pub(crate) dtype: Choices<DataType>,
+    /// names of them), or all of them [default: f32]; of moe-dispatch and moe-combine bf16 or fp8
+    /// [default: bf16]
+    #[arg(short = 'd', long, value_name = "TYPE", value_parser = parse_types, help_heading = "Operation", visible_alias = "datatype")]
+    pub(crate) dtype: Option<Choices<DataType>>,
     /// The root of broadcast, reduce, gather and scatter
     #[arg(
         short = 'r',
@@ -76,6 +80,26 @@ pub(crate) struct CollArgs {
         help_heading = "Operation"
     )]
     pub(crate) root: u32,
+
+    /// Tokens of each rank, one row for each number [default: 4096; of low-latency 128]
+    #[arg(long, value_name = "N[,N]", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..), help_heading = "moe-dispatch, moe-combine")]
+    pub(crate) tokens: Vec<u32>,
+    /// Elements of a token [default: 7168]
+    #[arg(long, value_name = "N", help_heading = "moe-dispatch, moe-combine")]
+    pub(crate) hidden: Option<u32>,
+    /// Experts that each token chooses [default: 8]
+    #[arg(long, value_name = "K", help_heading = "moe-dispatch, moe-combine")]
+    pub(crate) top_k: Option<u32>,
+    /// Experts of all ranks [default: 256]
+    #[arg(long, value_name = "N", help_heading = "moe-dispatch, moe-combine")]
+    pub(crate) experts: Option<u32>,
+    /// low-latency or high-throughput [default: high-throughput]
+    #[arg(long, value_name = "MODE", help_heading = "moe-dispatch, moe-combine")]
+    pub(crate) mode: Option<Mode>,
+    /// How tokens choose: uniform, zipf (expert e in proportion to 1/(e+1)) or one-expert (the first
+    /// choice of all is one expert) [default: uniform]
+    #[arg(long, value_name = "NAME", value_enum, help_heading = "moe-dispatch, moe-combine")]
+    pub(crate) skew: Option<Skew>,
 
     /// Iterations: operations measured per size [default: for about a tenth of a second, from 10 to
     /// 5000]
@@ -176,13 +200,41 @@ pub(crate) struct CollArgs {
     pub(crate) soft: SoftArgs,
 }
 
+/// What is measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Operation {
+    Collective(Collective),
+    Moe(Part),
+}
+
+impl Operation {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Collective(collective) => collective.name(),
+            Self::Moe(part) => part.name(),
+        }
+    }
+}
+
 impl CollArgs {
+    /// The collective; dispatch and combine are measured beside all-to-all-v.
+    pub(crate) fn collective(&self) -> Collective {
+        match self.operation {
+            Operation::Collective(collective) => collective,
+            Operation::Moe(_) => Collective::AllToAllV,
+        }
+    }
+
+    pub(crate) fn dtypes(&self) -> &[DataType] {
+        self.dtype.as_ref().map_or(&[DataType::F32], |given| &given.0)
+    }
+
     pub(crate) fn root(&self) -> Option<u32> {
-        self.operation.has_root().then_some(self.root)
+        self.collective().has_root().then_some(self.root)
     }
 
     pub(crate) fn sizes(&self) -> Vec<u64> {
-        if self.operation == Collective::Barrier {
+        if self.collective() == Collective::Barrier {
             return vec![0];
         }
         let (first, last) = (self.min_bytes, self.last_size());
@@ -211,16 +263,23 @@ pub(crate) struct Choice<T>(pub(crate) Option<T>);
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Choices<T>(pub(crate) Vec<T>);
 
-/// The names of collectives, those of nccl-tests' programs among them.
-fn collectives() -> impl TypedValueParser<Value = Collective> {
-    let named = |one: &Collective| PossibleValue::new(one.name()).aliases(aliases(*one));
-    PossibleValuesParser::new(Collective::ALL.iter().map(named)).try_map(|text| {
-        let is_it = |one: &&Collective| one.name() == text || aliases(**one).contains(&text.as_str());
-        Collective::ALL.iter().find(is_it).copied().ok_or("no collective")
+/// The names of operations, those of nccl-tests' programs among them.
+fn operations() -> impl TypedValueParser<Value = Operation> {
+    let all = || {
+        let collectives = Collective::ALL.iter().copied().map(Operation::Collective);
+        collectives.chain(Part::ALL.map(Operation::Moe))
+    };
+    let named = |one: Operation| PossibleValue::new(one.name()).aliases(aliases(one));
+    PossibleValuesParser::new(all().map(named)).try_map(move |text| {
+        let is_it = |one: &Operation| one.name() == text || aliases(*one).contains(&text.as_str());
+        all().find(is_it).ok_or("no operation")
     })
 }
 
-fn aliases(one: Collective) -> &'static [&'static str] {
+fn aliases(one: Operation) -> &'static [&'static str] {
+    let Operation::Collective(one) = one else {
+        return &[];
+    };
     match one {
         Collective::AllReduce => &["all_reduce", "all-reduce"],
         Collective::AllGather => &["all_gather", "all-gather"],
@@ -260,7 +319,7 @@ fn parse_types(text: &str) -> Result<Choices<DataType>, String> {
         "bfloat16" => "bf16",
         "float" => "f32",
         "double" => "f64",
-        "fp8_e4m3" | "f8_e4m3" => "f8e4m3",
+        "fp8" | "fp8_e4m3" | "f8_e4m3" => "f8e4m3",
         "fp8_e5m2" | "f8_e5m2" => "f8e5m2",
         other => other,
     };

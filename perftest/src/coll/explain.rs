@@ -34,19 +34,19 @@ struct Row {
 }
 
 pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
-    let data = args.dtype.0[0];
+    let data = args.dtypes()[0];
     let root = Rank(args.root().unwrap_or(0));
     let mut rows = Vec::new();
     let mut first = None;
     for bytes in args.sizes() {
-        let case = traffic::case(args.operation, comm.size(), root, bytes, data);
-        let moved = match args.operation {
+        let case = traffic::case(args.collective(), comm.size(), root, bytes, data);
+        let moved = match args.collective() {
             // Its counts differ per pair of ranks, so sizes do not determine the choice.
             Collective::AllToAllV => 0,
             other => case.count * data.bytes() as u64 * traffic::parts(other, case.ranks),
         };
         let decision = comm
-            .explain(args.operation, root, data, moved)
+            .explain(args.collective(), root, data, moved)
             .map_err(|e| Failure::test(one_line(&e.to_string())))?;
         if !args.json {
             print_line(&format!("# {bytes} B\n{}", decision.explain()))?;
@@ -66,7 +66,7 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
     let Some(choice) = first else { return Ok(()) };
     let schedule = choice
         .algorithm
-        .schedule(args.operation, &comm.order(), root)
+        .schedule(args.collective(), &comm.order(), root)
         .map_err(|e| Failure::test(e.to_string()))?;
     if let Some(file) = &args.svg {
         write(file, &draw::svg(&*schedule, Some(choice.algorithm)))?;
@@ -76,7 +76,7 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
         return print_json(&Explained {
             tool: "doorbell",
             version: env!("CARGO_PKG_VERSION"),
-            test: args.operation.name(),
+            test: args.collective().name(),
             ranks: comm.size(),
             results: rows,
             plan,

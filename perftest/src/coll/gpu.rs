@@ -49,7 +49,7 @@ pub(super) fn check_options(args: &CollArgs) -> Result<(), Failure> {
     if !args.gpu {
         return Ok(());
     }
-    if args.group && !matches!(args.operation, Collective::SendRecv | Collective::AllToAll) {
+    if args.group && !matches!(args.collective(), Collective::SendRecv | Collective::AllToAll) {
         return Err(Failure::usage("--group is for sendrecv and alltoall"));
     }
     let one = [
@@ -139,7 +139,7 @@ fn sharing(gpu: &GpuCommunicator) -> String {
 fn measure(args: &CollArgs, gpu: &GpuCommunicator, interrupt: &Interrupt, report: Report) -> Result<(), Failure> {
     let most = usize::try_from(args.last_size()).unwrap_or(usize::MAX).max(8);
     // The parts of all-to-all-v have up to half more than their average.
-    let most = match args.operation {
+    let most = match args.collective() {
         Collective::AllToAllV => most.saturating_add(most / 2).saturating_add(1 << 12),
         _ => most,
     };

@@ -88,15 +88,15 @@ fn rows(
     mut done: impl FnMut(Row) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let failed = |e: CollectiveError| Failure::test(one_line(&e.to_string()));
-    let ops: &[ReduceOp] = if args.operation.reduces() {
+    let ops: &[ReduceOp] = if args.collective().reduces() {
         &args.op.0
     } else {
         &[ReduceOp::Sum]
     };
-    for &data in &args.dtype.0 {
+    for &data in args.dtypes() {
         for &op in ops {
             for bytes in args.sizes() {
-                let case = traffic::case(args.operation, comm.size(), Rank(args.root), bytes, data);
+                let case = traffic::case(args.collective(), comm.size(), Rank(args.root), bytes, data);
                 // All ranks stop at the same size.
                 let requested = f64::from(u8::from(interrupt.requested()));
                 if all_values(comm, requested)

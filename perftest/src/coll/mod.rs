@@ -2,7 +2,7 @@
 //!
 //! `launch` starts ranks of this host as processes; `rank` is one of them, or of a launcher's;
 //! `measure` and `gpu` time and check on all ranks; `traffic` has the formulas, `table` prints;
-//! `explain` shows the choice of the algorithm, `simulate` predicts times, `model_check` compares
+//! `moe` measures dispatch and combine; `explain` shows the choice of the algorithm, `simulate` predicts times, `model_check` compares
 //! them with measurements.
 
 mod args;
@@ -12,6 +12,7 @@ mod gpu;
 mod launch;
 mod measure;
 mod model_check;
+mod moe;
 mod rank;
 mod simulate;
 mod table;
@@ -46,8 +47,9 @@ pub(crate) fn run(args: &CollArgs) -> Result<(), Failure> {
 }
 
 fn check_options(args: &CollArgs) -> Result<(), Failure> {
+    moe::check_options(args)?;
     gpu::check_options(args)?;
-    let operation = args.operation;
+    let operation = args.collective();
     if args.last_size() < args.min_bytes {
         return Err(Failure::usage(format!(
             "the largest size, {}, is less than the smallest, {}: give -e at least -b",

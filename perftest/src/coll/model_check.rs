@@ -75,7 +75,7 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
     if table {
         let head = format!(
             "# doorbell coll {}: {} ranks, predicted and measured; * is what is chosen\n{:>12} {:<20} {:<8} {:>8} {:>10} {:>14} {:>13} {:>6} {:>7}",
-            args.operation,
+            args.collective(),
             comm.size(),
             "#bytes",
             "algorithm",
@@ -92,7 +92,7 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
     let mut results = Vec::new();
     for bytes in args.sizes() {
         let mut job = Job { args, comm, bytes };
-        let rows = dispatch(args.dtype.0[0], &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))?;
+        let rows = dispatch(args.dtypes()[0], &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))?;
         if table {
             rows.iter().try_for_each(print)?;
         }
@@ -105,7 +105,7 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
     let check = ModelCheck {
         tool: "doorbell",
         version: env!("CARGO_PKG_VERSION"),
-        test: args.operation.name(),
+        test: args.collective().name(),
         ranks: comm.size(),
         within_error: results.iter().filter(|row| row.is_right()).count(),
         predictions: results.len(),
@@ -170,7 +170,7 @@ impl TypedJob for Job<'_> {
     fn with<T: Number>(&mut self) -> Self::Out {
         let Self { args, comm, bytes } = *self;
         let root = Rank(args.root().unwrap_or(0));
-        let case = traffic::case(args.operation, comm.size(), root, bytes, T::TYPE);
+        let case = traffic::case(args.collective(), comm.size(), root, bytes, T::TYPE);
         if case.count == 0 {
             // An empty operation, where all algorithms are equal.
             return Ok(Vec::new());

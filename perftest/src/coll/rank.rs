@@ -6,9 +6,10 @@ use doorbell_collectives::tune::Overrides;
 use doorbell_collectives::{Communicator, Options, Rank};
 use serde::{Deserialize, Serialize};
 
+use super::args::Operation;
 use super::bind::bind;
 use super::table::Report;
-use super::{CollArgs, explain, gpu, measure, model_check};
+use super::{CollArgs, explain, gpu, measure, model_check, moe};
 use crate::device::{self, Device, Reach};
 use crate::diagnose::{self, Sources};
 use crate::failure::{Failure, one_line};
@@ -102,15 +103,20 @@ fn begin(
     bind();
     let contexts: Vec<_> = devices.iter().map(|device| device.context.clone()).collect();
     let comm = Communicator::new(&contexts, group, options).map_err(|e| failed(&e))?;
-    if args.explain {
+    let names: Vec<_> = contexts.iter().map(|context| context.name()).collect();
+    let device = names.join(",");
+    if let Operation::Moe(part) = args.operation {
+        let mut report = Report::new(part.name(), device, link);
+        report.warnings = warnings;
+        moe::run(args, part, &comm, interrupt, report)?;
+    } else if args.explain {
         if rank == 0 {
             explain::run(args, &comm)?;
         }
     } else if args.measure {
         model_check::run(args, &comm)?;
     } else {
-        let names: Vec<_> = contexts.iter().map(|context| context.name()).collect();
-        let mut report = Report::new(args.operation.name(), names.join(","), link);
+        let mut report = Report::new(args.collective().name(), device, link);
         report.warnings = warnings;
         if args.gpu {
             return gpu::run(args, comm, interrupt, report);

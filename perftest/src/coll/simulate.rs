@@ -70,7 +70,7 @@ pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
         oversubscription: args.oversubscription,
         latency_ns: SPINE_NS,
     });
-    let mut rows = table(&tuner, &fabric, args.operation, args.dtype.0[0], &args.sizes());
+    let mut rows = table(&tuner, &fabric, args.collective(), args.dtypes()[0], &args.sizes());
     rows.retain(|row| {
         args.algorithm
             .0
@@ -79,7 +79,7 @@ pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
     rows.sort_by_key(|row| row.bytes);
     let best = fastest(&rows);
     if let Some(file) = &args.svg {
-        let title = format!("{} of {ranks} ranks, {} a host", args.operation, args.per_host);
+        let title = format!("{} of {ranks} ranks, {} a host", args.collective(), args.per_host);
         explain::write(file, &chart(&[(title, rows.clone())]))?;
     }
     let lines: Vec<_> = rows.iter().map(|row| line(args, row, &best)).collect();
@@ -87,7 +87,7 @@ pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
         return print_json(&Simulated {
             tool: "doorbell",
             version: env!("CARGO_PKG_VERSION"),
-            test: args.operation.name(),
+            test: args.collective().name(),
             ranks,
             per_host: args.per_host,
             link: "simulated",
@@ -96,7 +96,7 @@ pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
     }
     print_line(&format!(
         "# doorbell coll {}: simulated, {ranks} ranks, {} a host, adapters of 400 Gbit/s unless a tuning file says otherwise; * is the quickest\n{:>12} {:<20} {:<8} {:>8} {:>10} {:>12} {:>9}",
-        args.operation,
+        args.collective(),
         args.per_host,
         "#bytes",
         "algorithm",
@@ -124,7 +124,7 @@ pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
 }
 
 fn line<'a>(args: &CollArgs, row: &Row, best: &[Row]) -> AlgorithmRow<'a> {
-    let factor = traffic::factor(args.operation, row.ranks);
+    let factor = traffic::factor(args.collective(), row.ranks);
     AlgorithmRow {
         bytes: row.bytes,
         algorithm: row.choice.algorithm.name(),

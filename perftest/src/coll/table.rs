@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::report::{LinkKind, Machine, ReportedWarning, now, print_json, print_line};
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct Report<R = Row> {
     tool: &'static str,
     version: &'static str,
     test: &'static str,
@@ -19,7 +19,7 @@ pub(crate) struct Report {
     /// Of rank 0.
     machine: Machine,
     pub(crate) warnings: Vec<ReportedWarning>,
-    pub(crate) results: Vec<Row>,
+    pub(crate) results: Vec<R>,
 }
 
 /// The result of one size, out of place.
@@ -69,7 +69,7 @@ impl Row {
     }
 }
 
-impl Report {
+impl<R: Serialize> Report<R> {
     pub(crate) fn new(test: &'static str, device: String, link: LinkKind) -> Self {
         Self {
             tool: "doorbell",
@@ -89,14 +89,20 @@ impl Report {
         print_json(self)
     }
 
-    pub(crate) fn print_head(&self, ranks: u32) -> Result<(), Failure> {
+    /// Prints what was measured where, and the heads of the columns.
+    pub(crate) fn print_title(&self, ranks: u32, head: &str) -> Result<(), Failure> {
         print_line(&format!(
-            "# doorbell coll {}: {ranks} ranks on {}, {}\n{}",
+            "# doorbell coll {}: {ranks} ranks on {}, {}\n{head}",
             self.test,
             self.device,
             self.link.name(),
-            head()
         ))
+    }
+}
+
+impl Report {
+    pub(crate) fn print_head(&self, ranks: u32) -> Result<(), Failure> {
+        self.print_title(ranks, &head())
     }
 
     /// Prints the table's foot: whether all results were right, and the mean bus bandwidth.

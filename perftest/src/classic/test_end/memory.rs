@@ -38,11 +38,7 @@ const SPARE: u64 = 64 << 20;
 /// # Errors
 /// [`Failure::Test`] when there is too little, before any of it is touched.
 pub(crate) fn allocate(settings: &Settings, len: usize) -> Result<Memory, Failure> {
-    let available = std::fs::read_to_string("/proc/meminfo")
-        .ok()
-        .as_deref()
-        .and_then(available);
-    if let Some(available) = available
+    if let Some(available) = available_memory()
         && (len as u64).saturating_add(SPARE) > available
         && !settings.huge_pages
     {
@@ -58,7 +54,12 @@ pub(crate) fn allocate(settings: &Settings, len: usize) -> Result<Memory, Failur
     Ok(Memory::zeroed(len))
 }
 
-/// MemAvailable: the bytes that the kernel can give without swapping.
+/// The bytes that the kernel can give without swapping, where it reports them.
+pub(crate) fn available_memory() -> Option<u64> {
+    available(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+/// MemAvailable.
 fn available(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;

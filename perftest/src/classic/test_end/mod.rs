@@ -18,7 +18,7 @@ use doorbell_verbs::{
 };
 
 pub(crate) use gpu::slots;
-pub(crate) use memory::{allocate, frozen, registration, scratch};
+pub(crate) use memory::{allocate, available_memory, frozen, registration, scratch};
 
 use super::control::TestStart;
 use super::layout::{Address, Header};
