@@ -235,46 +235,81 @@ struct Sender : Layer {
         return true;
     }
 
+    // The pair at a position; any where there is none.
+    DOORBELL_INSIDE uint32_t pair_at(uint32_t position) const {
+        return position < op.pairs ? load_raw<uint32_t>(op.order + uint64_t(position) * 4) : 0;
+    }
+
+    // The rows of this block's experts, by turns of its groups: their pairs are loaded one row ahead.
     template <bool FP8>
     DOORBELL_INSIDE void send() const {
         const uint32_t epoch = this->epoch(DISPATCH);
         if (!start(epoch)) return;
         const Lanes at;
+        uint32_t expert = blockIdx.x, position = expert < op.experts ? begin(expert) + at.group : 0;
+        bool is_more = advance(expert, position);
+        uint32_t pair = is_more ? pair_at(position) : 0;
         #pragma unroll 1
-        for (uint32_t expert = blockIdx.x; expert < op.experts; expert += gridDim.x) {
-            const uint32_t rank = expert / local(), before = begin(rank * local());
-            #pragma unroll 1
-            for (uint32_t position = begin(expert) + at.group; position < ends[expert]; position += at.groups) {
-                if (position - before >= op.slots) break;
-                row<FP8>(load_raw<uint32_t>(op.order + uint64_t(position) * 4), rank, op.rank * op.slots + position - before, at);
-            }
+        while (is_more) {
+            const uint32_t rank = expert / local(), slot = position - begin(rank * local()), current = pair;
+            position += at.groups;
+            is_more = advance(expert, position);
+            if (is_more) pair = pair_at(position);
+            if (slot < op.slots) row<FP8>(current, rank, op.rank * op.slots + slot, at);
         }
         finish(DISPATCH, epoch);
+    }
+
+    // A position beyond an expert's pairs becomes one of this block's next expert that has some.
+    DOORBELL_INSIDE bool advance(uint32_t &expert, uint32_t &position) const {
+        #pragma unroll 1
+        while (expert < op.experts && position >= ends[expert]) {
+            const uint32_t beyond = position - ends[expert];
+            expert += gridDim.x;
+            if (expert < op.experts) position = begin(expert) + beyond;
+        }
+        return expert < op.experts;
     }
 
     // Only counts.
     DOORBELL_INSIDE void prepare() const {
         if (!start(epoch(DISPATCH)) || blockIdx.x != 0) return;
+        #pragma unroll 1
+        for (uint32_t i = threadIdx.x; i < op.experts; i += blockDim.x) store_raw<uint32_t>(op.bases + uint64_t(op.experts + i) * 4, ends[i]);
         if (threadIdx.x == 0) store_raw<uint32_t>(op.state + PAIRS, ends[op.experts - 1]);
     }
-};
 
-struct Writer : Layer {
-    // By position, beginning with the pairs for the next rank, so that all are sent to at once.
+    // What was counted, by position, beginning with the pairs for the next rank, so that all ranks are
+    // sent to at once.
     template <bool FP8>
     DOORBELL_INSIDE void write() const {
+        __shared__ uint32_t bases[MOST_EXPERTS];
+        #pragma unroll 1
+        for (uint32_t i = threadIdx.x; i < op.experts; i += blockDim.x) {
+            bases[i] = load_raw<uint32_t>(op.bases + uint64_t(i) * 4);
+            ends[i] = load_raw<uint32_t>(op.bases + uint64_t(op.experts + i) * 4);
+        }
+        __syncthreads();
         const uint32_t pairs = load_raw<uint32_t>(op.state + PAIRS), next = load_raw<uint32_t>(op.state + NEXT);
         const Lanes at;
-        const Sender sender{{op}, nullptr};
+        const uint32_t stride = gridDim.x * at.groups;
+        uint32_t i = blockIdx.x * at.groups + at.group, expert = 0, last = 0;
+        uint32_t pair = i < pairs ? pair_at(turned(i, next, pairs)) : 0;
         #pragma unroll 1
-        for (uint32_t i = blockIdx.x * at.groups + at.group; i < pairs; i += gridDim.x * at.groups) {
-            const uint32_t position = i + next < pairs ? i + next : i + next - pairs;
-            const uint32_t pair = load_raw<uint32_t>(op.order + uint64_t(position) * 4);
-            const uint32_t expert = pair < op.tokens * op.top_k ? this->expert(pair, false) : op.experts;
-            if (expert == op.experts) continue;
-            sender.row<FP8>(pair, expert / local(), load_raw<uint32_t>(op.bases + uint64_t(expert) * 4) + position, at);
+        for (; i < pairs; i += stride) {
+            const uint32_t position = turned(i, next, pairs), current = pair;
+            if (i + stride < pairs) pair = pair_at(turned(i + stride, next, pairs));
+            if (position < last) expert = 0;
+            last = position;
+            #pragma unroll 1
+            while (expert + 1 < op.experts && ends[expert] <= position) expert++;
+            row<FP8>(current, expert / local(), bases[expert] + position, at);
         }
         finish(DISPATCH, epoch(DISPATCH));
+    }
+
+    DOORBELL_INSIDE uint32_t turned(uint32_t i, uint32_t next, uint32_t pairs) const {
+        return i + next < pairs ? i + next : i + next - pairs;
     }
 };
 
@@ -403,22 +438,27 @@ struct Combiner : Layer {
         if (!await_ready(COMBINE, epoch)) return;
         #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < op.experts; i += blockDim.x) ends[i] = load_raw<uint32_t>(table(COUNTS, cell(i)));
+        __shared__ uint32_t rows[MOST_EXPERTS], positions[MOST_EXPERTS];
+        #pragma unroll 1
+        for (uint32_t i = threadIdx.x; i < op.experts; i += blockDim.x) {
+            rows[i] = load_raw<uint32_t>(table(FIRST_ROWS, cell(i)));
+            positions[i] = load_raw<uint32_t>(table(POSITIONS, cell(i)));
+        }
         scan_values(ends, op.experts);
         const Lanes at;
-        const uint32_t rows = ends[op.experts - 1];
+        const uint64_t bytes = op.hidden * 2;
         uint32_t place = 0;
         #pragma unroll 1
-        for (uint32_t i = blockIdx.x * at.groups + at.group; i < rows; i += gridDim.x * at.groups) {
+        for (uint32_t i = blockIdx.x * at.groups + at.group; i < ends[op.experts - 1]; i += gridDim.x * at.groups) {
+            #pragma unroll 1
             while (ends[place] <= i) place++;
-            const uint32_t cell = this->cell(place), index = i - (place == 0 ? 0 : ends[place - 1]);
-            const uint32_t row = load_raw<uint32_t>(table(FIRST_ROWS, cell)) + index;
-            const uint32_t position = load_raw<uint32_t>(table(POSITIONS, cell)) + index;
-            const uint64_t bytes = op.hidden * 2, into = op.memories[cell % op.ranks] + op.outputs;
+            const uint32_t index = i - (place == 0 ? 0 : ends[place - 1]), row = rows[place] + index;
             if (row >= op.given) {
                 report(NO_OUTPUT, row);
                 break;
             }
-            copy_row(op.input + row * bytes, into + position * bytes, op.hidden / 8, at);
+            const uint64_t into = op.memories[cell(place) % op.ranks] + op.outputs;
+            copy_row(op.input + row * bytes, into + (positions[place] + index) * bytes, op.hidden / 8, at);
         }
         finish(COMBINE, epoch);
     }
@@ -434,17 +474,19 @@ struct Combiner : Layer {
         if (await_finished(COMBINE, epoch) && threadIdx.x == 0) store_raw<uint32_t>(op.state + COMBINE * 4, epoch);
     }
 
+    // By parts of tokens, each of a unit for each lane.
     DOORBELL_INSIDE void reduce() const {
         const Lanes at;
+        const uint32_t units = op.hidden / 8, parts = (units + at.lanes - 1) / at.lanes;
         #pragma unroll 1
-        for (uint32_t token = blockIdx.x * at.groups + at.group; token < op.tokens; token += gridDim.x * at.groups) {
-            #pragma unroll 1
-            for (uint32_t unit = at.lane; unit < op.hidden / 8; unit += at.lanes) add(token, unit);
+        for (uint64_t i = blockIdx.x * at.groups + at.group; i < uint64_t(op.tokens) * parts; i += gridDim.x * at.groups) {
+            const uint32_t token = static_cast<uint32_t>(i / parts), unit = static_cast<uint32_t>(i % parts) * at.lanes + at.lane;
+            if (unit < units) add(token, unit);
         }
     }
 
     DOORBELL_INSIDE void add(uint32_t token, uint32_t unit) const {
-        constexpr uint32_t TOGETHER = 4;
+        constexpr uint32_t TOGETHER = 8;
         float sums[8] = {};
         const uint64_t from = own() + op.outputs + uint64_t(unit) * UNIT, bytes = op.hidden * 2;
         #pragma unroll 1
@@ -455,7 +497,7 @@ struct Combiner : Layer {
             for (uint32_t i = 0; i < TOGETHER; i++) {
                 const uint32_t pair = token * op.top_k + k + i;
                 chosen[i] = k + i < op.top_k && expert(pair, false) < op.experts;
-                const uint32_t position = chosen[i] ? load_raw<uint32_t>(op.positions + uint64_t(pair) * 4) : 0;
+                const uint32_t position = chosen[i] ? at<const uint32_t>(op.positions)[pair] : 0;
                 words[i] = load_or_zero<UNIT>(from + position * bytes, chosen[i]);
             }
             #pragma unroll
@@ -499,8 +541,8 @@ DOORBELL_MOE(moe_send_fp8, Sender{{layer}, ends}.send<true>())
 // Of high throughput: one after another.
 DOORBELL_MOE(moe_count, Sender{{layer}, ends}.prepare())
 DOORBELL_MOE_RECEIVER(moe_place, place_rows())
-DOORBELL_MOE(moe_write_bf16, Writer{{layer}}.write<false>())
-DOORBELL_MOE(moe_write_fp8, Writer{{layer}}.write<true>())
+DOORBELL_MOE(moe_write_bf16, Sender{{layer}, ends}.write<false>())
+DOORBELL_MOE(moe_write_fp8, Sender{{layer}, ends}.write<true>())
 // Of both: the receiving part.
 DOORBELL_MOE_RECEIVER(moe_receive, receive())
 // Combine, and its receiving part: one after another.

@@ -10,6 +10,8 @@ namespace doorbell {
 constexpr uint32_t GROUP = 128;
 // Units of 16 bytes in flight per thread.
 constexpr uint32_t UNITS = 8;
+// Of them, when they are quantised, which takes more registers.
+constexpr uint32_t TURNS = 4;
 // Experts whose pairs are listed at once.
 constexpr uint32_t COLUMNS = 8;
 constexpr uint32_t UNIT = 16;
@@ -101,6 +103,31 @@ DOORBELL_INSIDE void copy_row(uint64_t from, uint64_t into, uint32_t units, cons
     }
 }
 
+// This lane's part of a block: `left` units of the row are there.
+DOORBELL_INSIDE void quantise(const Words (&words)[PARTS], uint64_t into, uint64_t scale, uint32_t left, bool is_first) {
+    float magnitude = LEAST_AMAX;
+    #pragma unroll
+    for (uint32_t part = 0; part < PARTS; part++) {
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const Pair pair = decode_pair<Bf16>(words[part].word[i] & 0x7fff7fff);
+            magnitude = larger(larger(magnitude, pair.low), pair.high);
+        }
+    }
+    const float largest = greatest(magnitude), factor = FP8_MAX / largest;
+    #pragma unroll
+    for (uint32_t part = 0; part < PARTS; part++) {
+        Words eight = {};
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const Pair pair = decode_pair<Bf16>(words[part].word[i]);
+            eight.word[i / 2] |= encode_pair<F8E4M3>({pair.low * factor, pair.high * factor}) << 16 * (i % 2);
+        }
+        store_words<8>(into + uint64_t(part) * 8, eight, part < left);
+    }
+    if (is_first && left > 0) store_raw<uint32_t>(scale, bits_as<uint32_t>(largest * (1.0f / FP8_MAX)));
+}
+
 // From bf16 to E4M3, with a scale for each block of SCALED elements behind them, and zeros as padding.
 DOORBELL_INSIDE void quantise_row(uint64_t from, uint64_t into, uint32_t units, uint32_t bytes, const Lanes &at) {
     const uint64_t scales = into + uint64_t(units) * 8;
@@ -110,32 +137,20 @@ DOORBELL_INSIDE void quantise_row(uint64_t from, uint64_t into, uint32_t units, 
     }
     // The same number of turns for all lanes, as they exchange values.
     #pragma unroll 1
-    for (uint32_t turn = 0; turn < units; turn += at.lanes * PARTS) {
-        const uint32_t first = turn + at.lane * PARTS;
-        Words words[PARTS];
-        float magnitude = LEAST_AMAX;
+    for (uint32_t start = 0; start < units; start += TURNS * at.lanes * PARTS) {
+        Words words[TURNS][PARTS];
         #pragma unroll
-        for (uint32_t part = 0; part < PARTS; part++) {
-            words[part] = load_or_zero<UNIT>(from + uint64_t(first + part) * UNIT, first + part < units);
+        for (uint32_t u = 0; u < TURNS; u++) {
+            const uint32_t first = start + (u * at.lanes + at.lane) * PARTS;
             #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const Pair pair = decode_pair<Bf16>(words[part].word[i] & 0x7fff7fff);
-                magnitude = larger(larger(magnitude, pair.low), pair.high);
+            for (uint32_t part = 0; part < PARTS; part++) {
+                words[u][part] = load_or_zero<UNIT>(from + uint64_t(first + part) * UNIT, first + part < units);
             }
         }
-        const float largest = greatest(magnitude), factor = FP8_MAX / largest;
         #pragma unroll
-        for (uint32_t part = 0; part < PARTS; part++) {
-            Words eight = {};
-            #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const Pair pair = decode_pair<Bf16>(words[part].word[i]);
-                eight.word[i / 2] |= encode_pair<F8E4M3>({pair.low * factor, pair.high * factor}) << 16 * (i % 2);
-            }
-            store_words<8>(into + uint64_t(first + part) * 8, eight, first + part < units);
-        }
-        if (first % (SCALED / 8) == 0 && first < units) {
-            store_raw<uint32_t>(scales + first / (SCALED / 8) * 4, bits_as<uint32_t>(largest * (1.0f / FP8_MAX)));
+        for (uint32_t u = 0; u < TURNS; u++) {
+            const uint32_t first = start + (u * at.lanes + at.lane) * PARTS;
+            quantise(words[u], into + uint64_t(first) * 8, scales + first / (SCALED / 8) * 4, first < units ? units - first : 0, first % (SCALED / 8) == 0);
         }
     }
 }
