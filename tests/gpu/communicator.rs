@@ -1,11 +1,15 @@
-//! Communicators of GPUs between processes, on the stand-in: all of `gpu-communicator`.
+//! Communicators of GPUs on the stand-in: all of `gpu-communicator`, between processes, and `gpu-moe`.
 
 use std::process::Command;
 
 use doorbell_cuda_standin::{ExecutionMode, environment};
 
 fn run(arguments: &[&str]) {
-    let output = Command::new(env!("CARGO_BIN_EXE_gpu-communicator"))
+    run_program(env!("CARGO_BIN_EXE_gpu-communicator"), arguments);
+}
+
+fn run_program(program: &str, arguments: &[&str]) {
+    let output = Command::new(program)
         .args(arguments)
         .envs(environment(ExecutionMode::Prompt, 3))
         .output()
@@ -28,4 +32,10 @@ fn communicators_do_not_leak() {
 #[test]
 fn killed_rank_leaves_the_others_usable() {
     run(&["kill", "--quick", "--ranks", "3"]);
+}
+
+#[test]
+fn expert_parallelism_is_checked_and_measured() {
+    let shape = ["--quick", "--ranks", "3", "--experts", "12", "--blocks", "2"];
+    run_program(env!("CARGO_BIN_EXE_gpu-moe"), &shape);
 }

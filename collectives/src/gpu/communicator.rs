@@ -3,6 +3,7 @@
 mod end;
 mod query;
 
+use core::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -214,10 +215,7 @@ impl GpuCommunicator {
             // The others would wait for this rank until the deadline.
             loaded.inspect_err(|error| self.abort(&format!("it cannot load kernels: {error}")))?;
         }
-        let mapped = self
-            .comm
-            .with_exchange(|group| Ok(peers.map(group.control_mut(), memory)))??;
-        let mapped = mapped.map_err(GpuError::NotRegistered)?;
+        let mapped = self.map(peers, memory)?.map_err(GpuError::NotRegistered)?;
         if mapped.memories().iter().any(|other| other.len() != memory.len()) {
             return Err(GpuError::NotRegistered(
                 "it is not equally long on all ranks".to_owned(),
@@ -228,6 +226,13 @@ impl GpuCommunicator {
             mapped,
         });
         Ok(())
+    }
+
+    /// Maps the memory of each rank for all others. Collective; the inner `Err` is the reason why
+    /// not, the same on all ranks.
+    pub(super) fn map(&self, peers: &Peers, memory: &impl Shareable) -> Result<Result<Mapped, String>, GpuError> {
+        self.comm
+            .with_exchange(|group| Ok(peers.map(group.control_mut(), memory)))?
     }
 
     /// Whether registered memory is shared by IPC handle by any rank, so that the ranks have to
@@ -379,11 +384,22 @@ impl GpuCommunicator {
         }
     }
 
+    /// Enqueues kernels that are no collective of a plan; `what` is their name in errors.
+    pub(super) fn enqueue_kernels(
+        &self,
+        what: &str,
+        stream: &Stream,
+        work: impl FnOnce() -> Result<(), GpuError>,
+    ) -> Result<(), GpuError> {
+        self.check()?;
+        self.enqueue_in_order(what, stream, |_, _| work())
+    }
+
     /// Enqueues the `work` of an operation. If the driver refuses it outside of a capture, the
     /// communicator fails: the others' parts would wait for this one until the deadline.
     fn enqueue_in_order(
         &self,
-        collective: Collective,
+        what: impl fmt::Display,
         stream: &Stream,
         work: impl FnOnce(&mut State, &Turn) -> Result<(), GpuError>,
     ) -> Result<(), GpuError> {
@@ -391,9 +407,7 @@ impl GpuCommunicator {
         if let Err(error @ (GpuError::Driver(_) | GpuError::Reduce(_) | GpuError::Thread(_))) = &done
             && !stream.is_capturing().unwrap_or(false)
         {
-            self.abort(&format!(
-                "it cannot do its part of an operation ({collective}): {error}"
-            ));
+            self.abort(&format!("it cannot do its part of an operation ({what}): {error}"));
             self.watch_partial_operation(stream);
         }
         done
@@ -504,8 +518,8 @@ fn not_capturable(reason: &str) -> GpuError {
     }
 }
 
-impl core::fmt::Debug for GpuCommunicator {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+impl fmt::Debug for GpuCommunicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GpuCommunicator")
             .field("rank", &self.rank())
             .field("ranks", &self.size())

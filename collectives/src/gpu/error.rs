@@ -5,6 +5,7 @@ use doorbell_cuda::reduce::ReduceError;
 use crate::algorithm::Unsupported;
 use crate::bootstrap::ExchangeError;
 use crate::communicator::CollectiveError;
+use crate::moe::MoeError;
 use crate::plan::Collective;
 use crate::types::{DataType, ReduceOp};
 
@@ -32,6 +33,12 @@ pub enum GpuError {
         /// The defect, and what is expected.
         what: String,
     },
+    /// Invalid options of expert parallelism.
+    #[error(transparent)]
+    Moe(Box<MoeError>),
+    /// Invalid arguments of a dispatch or a combine; nothing was enqueued.
+    #[error("expert parallelism on GPUs: {0}")]
+    Experts(String),
     /// The operator requires a scalar.
     #[error("{op} of {data} on GPUs takes a scalar: give PreMulSum one of {}", data.accumulator())]
     NoScalar {
@@ -65,5 +72,11 @@ impl From<ExchangeError> for GpuError {
 impl From<ReduceError> for GpuError {
     fn from(error: ReduceError) -> Self {
         Self::Reduce(Box::new(error))
+    }
+}
+
+impl From<MoeError> for GpuError {
+    fn from(error: MoeError) -> Self {
+        Self::Moe(Box::new(error))
     }
 }

@@ -9,6 +9,7 @@
 //! - [`small`]: the executor of short operations, by a kernel without a plan.
 //! - `sharing`: what ranks that share a GPU agree on.
 //! - `group`: groups of sends and receives, and all-to-all-v; `exchange`: their executor.
+//! - `moe`: dispatch and combine of expert parallelism.
 //! - `copies`: the copy-engine executor; `split`: both executors concurrently; `staged`: through
 //!   host memory.
 
@@ -24,6 +25,7 @@ mod group;
 pub mod kernel;
 mod kernels;
 pub mod lower;
+mod moe;
 mod offer;
 mod operations;
 mod options;
@@ -40,6 +42,7 @@ pub use call::GpuCall;
 pub use communicator::GpuCommunicator;
 pub use error::GpuError;
 pub use group::GpuMessage;
+pub use moe::{GpuCombining, GpuDispatching, GpuExpertParallel, GpuReceived, GpuRouting};
 pub use options::{Executor, GpuOptions};
 pub use peers::{Areas, Mapped, Peers, Sizes};
 pub use types::{as_bytes, as_bytes_mut};

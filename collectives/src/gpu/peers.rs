@@ -200,7 +200,7 @@ impl Peers {
     }
 
     /// A zeroed page of pinned host memory; kernels abort once its first 32-bit word is nonzero,
-    /// and report messages of unexpected lengths behind it.
+    /// and report messages of unexpected lengths and impossible routings behind it.
     #[must_use]
     pub fn control(&self) -> &HostMemory {
         &self.control

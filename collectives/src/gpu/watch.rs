@@ -1,5 +1,5 @@
-//! The watchdog thread of a GPU communicator, for failures of the group, missed deadlines, and
-//! messages of unexpected lengths.
+//! The watchdog thread of a GPU communicator, for failures of the group, missed deadlines, messages
+//! of unexpected lengths, and impossible routings.
 //!
 //! A stream that waits for a dead rank would block the device. So when the group has failed, the
 //! watchdog writes all words that streams may wait for, repeatedly, as each wait resets its word,
@@ -15,6 +15,7 @@ use doorbell_cuda::{Context, Event, Memory, RelaxedCapture, Stream};
 
 use super::error::GpuError;
 use super::exchange;
+use super::moe::report;
 use super::peers::Peers;
 use crate::communicator::Communicator;
 
@@ -108,7 +109,9 @@ impl Shared {
                     tracing::warn!("what waits in streams for a rank that is gone cannot be let go on: {error}");
                     return;
                 }
-            } else if let Some(reason) = peers.and_then(exchange::mismatch) {
+            } else if let Some(reason) =
+                peers.and_then(|peers| exchange::mismatch(peers).or_else(|| report::violation(peers)))
+            {
                 comm.abort(&reason);
             } else if first.is_some_and(|until| Instant::now() >= until) {
                 let deadline = comm.options().deadline;

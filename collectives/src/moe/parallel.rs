@@ -140,26 +140,11 @@ impl Communicator {
     /// When the options are invalid or not the same on all ranks, there is no memory, or a rank is
     /// missing.
     pub fn expert_parallel(&self, options: MoeOptions) -> Result<ExpertParallel<'_>, MoeError> {
-        let shape = options.shape;
-        shape.supports(options.payload)?;
-        if shape.ranks() != self.size() {
-            return Err(MoeError::Ranks {
-                given: shape.ranks(),
-                ranks: self.size(),
-            });
-        }
         let bytes = u128::from(options.memory_bytes());
         if bytes > isize::MAX as u128 {
             return Err(MoeError::Memory { bytes });
         }
-        let own = format!("{options:?}");
-        let given = self.exchange(own.as_bytes())?;
-        if let Some(other) = given.iter().position(|given| given != own.as_bytes()) {
-            return Err(MoeError::Disagree {
-                rank: Rank(other as u32),
-                own: self.rank(),
-            });
-        }
+        self.agree_on_experts(&options)?;
         let (areas, depth) = (options.areas(), options.depth() as usize);
         Ok(ExpertParallel {
             comm: self,
@@ -171,6 +156,26 @@ impl Communicator {
             expert_outputs: self.segment(depth * areas.expert_outputs)?,
             progress: Mutex::default(),
         })
+    }
+
+    /// Checks that the options are valid, and the same on all ranks. Collective.
+    pub(crate) fn agree_on_experts(&self, options: &MoeOptions) -> Result<(), MoeError> {
+        options.shape.supports(options.payload)?;
+        if options.shape.ranks() != self.size() {
+            return Err(MoeError::Ranks {
+                given: options.shape.ranks(),
+                ranks: self.size(),
+            });
+        }
+        let own = format!("{options:?}");
+        let given = self.exchange(own.as_bytes())?;
+        match given.iter().position(|given| given != own.as_bytes()) {
+            Some(other) => Err(MoeError::Disagree {
+                rank: Rank(other as u32),
+                own: self.rank(),
+            }),
+            None => Ok(()),
+        }
     }
 }
 

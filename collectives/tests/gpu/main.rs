@@ -5,6 +5,7 @@
 mod world;
 
 mod collectives;
+mod experts;
 mod failures;
 mod faults;
 mod first;

@@ -17,6 +17,8 @@ pub enum KernelFile {
     Small,
     /// `exchange.cu`: messages between pairs of ranks.
     Exchange,
+    /// `moe.cu`: dispatch and combine of expert parallelism.
+    Moe,
     /// `put.cu`: puts that kernels start, for tests.
     Put,
     /// `copy.cu`: short copies by a resident block.
@@ -25,11 +27,12 @@ pub enum KernelFile {
 
 impl KernelFile {
     /// Every file.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Reduce,
         Self::Collective,
         Self::Small,
         Self::Exchange,
+        Self::Moe,
         Self::Put,
         Self::Copy,
     ];
@@ -42,6 +45,7 @@ impl KernelFile {
             Self::Collective => "collective",
             Self::Small => "small",
             Self::Exchange => "exchange",
+            Self::Moe => "moe",
             Self::Put => "put",
             Self::Copy => "copy",
         }

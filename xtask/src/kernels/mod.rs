@@ -32,7 +32,7 @@ Exit status: 0 when all is well, 1 when something differs, 2 for a wrong call or
 ";
 
 /// Sources, with headers beside them. Variants are built of the first.
-const NAMES: [&str; 6] = ["reduce", "collective", "small", "exchange", "put", "copy"];
+const NAMES: [&str; 7] = ["reduce", "collective", "small", "exchange", "moe", "put", "copy"];
 const ARCHIVE: &str = "gpudirect/cuda/kernels/ptx.bin";
 const MANIFEST: &str = "gpudirect/cuda/kernels/manifest.txt";
 const REPORT: &str = "docs/KERNELS.md";

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use doorbell_cuda::Context;
+use doorbell_cuda::collective::CollectiveKernels;
 
 use super::{GpuCommunicator, OperationPath};
 use crate::algorithm::Algorithm;
@@ -89,6 +90,24 @@ impl GpuCommunicator {
     /// all lengths, and reductions with a scalar.
     pub(super) fn stages_some(&self) -> bool {
         self.sharing.is_time_sliced && self.options.executor.is_none()
+    }
+
+    /// The ranks' mapped memory and kernels, for kernels that wait for other ranks; or why none may.
+    pub(in crate::gpu) fn waiting_kernels(&self) -> Result<(&Arc<Peers>, &CollectiveKernels), String> {
+        match (&self.path, &self.kernels) {
+            (OperationPath::Staged(reason), _) => Err(reason.clone()),
+            (OperationPath::Direct(_), _) if self.stages_some() => {
+                Err("the ranks of a GPU are time-sliced, as there is no MPS daemon".to_owned())
+            }
+            (OperationPath::Direct(peers), Some(kernels)) => Ok((peers, kernels)),
+            (OperationPath::Direct(_), None) => Err("no kernels are loaded".to_owned()),
+        }
+    }
+
+    /// Thread blocks of a launch of kernels that wait for other ranks: `usual` ones, unless options
+    /// or the sharing of a GPU say otherwise. The same on all ranks.
+    pub(in crate::gpu) fn blocks(&self, threads: u32, usual: u32) -> u32 {
+        self.sharing.blocks(threads, self.options.blocks.unwrap_or(usual))
     }
 
     /// Why operations are staged through host memory, if they are: the same on all ranks.
