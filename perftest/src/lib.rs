@@ -36,6 +36,7 @@ mod progress;
 mod report;
 mod run;
 mod stats;
+mod storage;
 mod sweep;
 mod topo;
 mod units;

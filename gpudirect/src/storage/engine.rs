@@ -214,6 +214,7 @@ impl Drop for Batch<'_> {
     }
 }
 
+/// An error of a read or write.
 pub(super) fn io_error(write: bool, file: &File, offset: u64, len: usize, error: io::Error) -> StorageError {
     StorageError::Io {
         action: action(write),

@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 
 use nix::fcntl::{FallocateFlags, fallocate};
 
+use super::cufile::Handle;
 use super::error::{Action, StorageError};
 use super::sys;
 
@@ -20,6 +21,10 @@ const MAX_OFFSET: u64 = i64::MAX as u64;
 #[derive(Debug)]
 pub struct File {
     path: PathBuf,
+    /// Of cuFile, once GPU memory is read or written; before the descriptors, which it uses.
+    cufile: OnceLock<Result<Handle, String>>,
+    /// Why cuFile refused a read or write after it had accepted the file.
+    cufile_refused_later: OnceLock<String>,
     /// For first and last blocks that are written in part, and all else where O_DIRECT is refused.
     cached: fs::File,
     direct: Result<Direct, String>,
@@ -107,6 +112,8 @@ impl File {
         let direct = Direct::of(&cached, writable);
         Ok(Self {
             path: path.to_owned(),
+            cufile: OnceLock::new(),
+            cufile_refused_later: OnceLock::new(),
             cached,
             direct,
             refused_later: OnceLock::new(),
@@ -252,11 +259,27 @@ impl File {
     }
 
     /// The descriptor with O_DIRECT, or why there is none.
-    pub(super) fn direct_fd(&self) -> Result<RawFd, &str> {
+    pub(super) fn direct_fd(&self) -> Result<RawFd, String> {
         match &self.direct {
             Ok(direct) => Ok(direct.file.as_raw_fd()),
-            Err(why) => Err(why),
+            Err(why) => Err(why.clone()),
         }
+    }
+
+    /// The registration with cuFile, or why there is none.
+    pub(super) fn cufile(&self) -> Result<&Handle, &str> {
+        if let Some(why) = self.cufile_refused_later.get() {
+            return Err(why);
+        }
+        let registered = self.cufile.get_or_init(|| Handle::new(self.direct_fd()?));
+        registered.as_ref().map_err(String::as_str)
+    }
+
+    /// cuFile refused a read or write: from now on other paths are used.
+    pub(super) fn refuse_cufile(&self, why: String) {
+        tracing::debug!("{}: cuFile is not used any more: {why}", self.path.display());
+        // Of two refusals the first stays.
+        let _ = self.cufile_refused_later.set(why);
     }
 
     pub(super) fn write_cached(&self, bytes: &[u8], offset: u64) -> io::Result<()> {

@@ -30,6 +30,8 @@
 //! }
 //! ```
 
+mod cufile;
+mod direct;
 mod engine;
 mod error;
 mod file;
@@ -39,6 +41,7 @@ mod queue;
 mod read;
 mod request;
 mod staging;
+mod survey;
 mod sys;
 mod write;
 
@@ -50,6 +53,7 @@ pub use error::{Action, StorageError};
 pub use file::{File, Stamp};
 pub use path::{InvalidStoragePath, RefusedStorage, StoragePath};
 pub use request::{Read, Source, Target, Write};
+pub use survey::{StorageSurvey, survey};
 
 use queue::Queue;
 use request::Request;
@@ -142,6 +146,10 @@ impl StorageOptions {
         }
         let context = stream.map(Stream::context);
         let staging = Staging::new(self.block, blocks, context)?;
+        let cufile = self.cufile(stream.is_some());
+        if let (Some(path @ StoragePath::CuFile), Err(why)) = (self.forced, &cufile) {
+            return Err(StorageError::Refused { path, why: why.clone() });
+        }
         let mut refused = Vec::new();
         let queue = self.queue(&staging, &mut refused)?;
         let events = (0..context.map_or(0, |_| blocks))
@@ -152,10 +160,20 @@ impl StorageOptions {
             staging,
             events,
             stream: stream.cloned(),
+            cufile,
             refused,
+            forced: self.forced,
             block: self.block,
             depth: self.depth,
         })
+    }
+
+    fn cufile(&self, has_gpu: bool) -> Result<(), String> {
+        match self.forced {
+            Some(forced) if forced != StoragePath::CuFile => Err(format!("{forced} is forced")),
+            _ if !has_gpu => Err("it is for GPU memory alone".to_owned()),
+            _ => cufile::available().map_err(str::to_owned),
+        }
     }
 
     fn queue(&self, staging: &Staging, refused: &mut Vec<RefusedStorage>) -> Result<Queue, StorageError> {
@@ -184,7 +202,10 @@ pub struct Storage {
     /// One for each block, of the copy that has it.
     events: Vec<Event>,
     stream: Option<Stream>,
+    cufile: Result<(), String>,
+    /// By host memory.
     refused: Vec<RefusedStorage>,
+    forced: Option<StoragePath>,
     block: usize,
     depth: usize,
 }
@@ -206,7 +227,30 @@ impl Storage {
         StorageOptions::from_environment()?.on_stream(stream)
     }
 
-    /// The path of host memory, and of GPU memory where no better one is used.
+    /// The path of `file` and GPU memory; of host memory without a GPU.
+    #[must_use]
+    pub fn path_of(&self, file: &File) -> StoragePath {
+        if self.cufile.is_ok() && file.cufile().is_ok() {
+            StoragePath::CuFile
+        } else {
+            self.path()
+        }
+    }
+
+    /// The paths better than [`path_of`](Self::path_of), each with the reason why it is not used.
+    #[must_use]
+    pub fn refused_of(&self, file: &File) -> Vec<RefusedStorage> {
+        let cufile = self.cufile.as_ref().map_err(Clone::clone);
+        let why = match cufile.and_then(|()| file.cufile().map(drop).map_err(str::to_owned)) {
+            Ok(()) => return Vec::new(),
+            Err(why) => why,
+        };
+        let path = StoragePath::CuFile;
+        let others = self.refused.iter().cloned();
+        std::iter::once(RefusedStorage { path, why }).chain(others).collect()
+    }
+
+    /// The path of host memory, and of GPU memory where cuFile is not used.
     #[must_use]
     pub fn path(&self) -> StoragePath {
         if self.queue.is_concurrent() {
@@ -216,7 +260,7 @@ impl Storage {
         }
     }
 
-    /// The better paths, each with the reason why it is not used.
+    /// The paths better than [`path`](Self::path), each with the reason why it is not used.
     #[must_use]
     pub fn refused(&self) -> &[RefusedStorage] {
         &self.refused
@@ -269,7 +313,7 @@ impl Storage {
     /// The first error; any byte of any read may have changed.
     pub fn read_batch(&mut self, reads: &mut [Read<'_>]) -> Result<Vec<usize>, StorageError> {
         let requests = reads.iter_mut().map(Request::read).collect::<Result<Vec<_>, _>>()?;
-        read::run(self, &requests)
+        direct::read(self, &requests)
     }
 
     /// Writes all of `from` to `file` at `offset`, and extends the file if it ends before. The
@@ -297,7 +341,7 @@ impl Storage {
     /// The first error; any byte of any write may have been written.
     pub fn write_batch(&mut self, writes: &[Write<'_>]) -> Result<(), StorageError> {
         let requests = writes.iter().map(Request::write).collect::<Result<Vec<_>, _>>()?;
-        write::run(self, &requests)
+        direct::write(self, &requests)
     }
 }
 

@@ -1,7 +1,8 @@
-//! Files and host memory, on the file system of the temporary folder and on tmpfs, by every path
-//! that works here.
+//! Files and memory, on the file system of the temporary folder and on tmpfs, by every path that
+//! works here.
 
 mod forbidden;
+mod gpu;
 mod hostile;
 mod random;
 
