@@ -31,7 +31,7 @@ fn every_result_matches_the_schema() {
     let schema = schema();
     assert!(jsonschema::draft202012::meta::is_valid(&schema));
     let validator = jsonschema::draft202012::new(&schema).expect("a schema");
-    // One of the four object types, whose errors say more than those of all four together.
+    // One of the object types, whose errors say more than those of all together.
     let of = |name: &str| {
         let mut one = schema.clone();
         one.as_object_mut().unwrap().remove("oneOf");
@@ -70,6 +70,7 @@ fn every_result_matches_the_schema() {
             "limits",
             &["limits --quick -D 0.05 --only memcpy,shm_pingpong,soft_local_write_bw,soft_local_msg_rate,idle_cpu"],
         ),
+        ("file", &["bw file Cargo.toml -n 2 --no-write"]),
     ] {
         let one = of(name);
         for line in lines {
@@ -79,7 +80,7 @@ fn every_result_matches_the_schema() {
                 .map(|error| format!("{} at {}", error, error.instance_path()))
                 .collect();
             assert!(errors.is_empty(), "{line}: {errors:?}\n{result}");
-            assert!(validator.is_valid(&result), "{line}: more than one of the four");
+            assert!(validator.is_valid(&result), "{line}: more than one of them");
             // The schema notices an additional and a missing field.
             let (mut more, mut less) = (result.clone(), result.clone());
             more["results"][0]["bw_max"] = 1.into();

@@ -2,13 +2,11 @@
 //! copies from and to them.
 #![expect(unsafe_code, reason = "the kernel and the GPU write it beside this program")]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use doorbell_cuda::{Context, HostMemory, Memory, Span};
-
-use super::MAX_ALIGNMENT;
+use doorbell_verbs as verbs;
 
 /// Blocks of memory; a block has one user at a time: a request, a copy, or this program.
 pub(super) struct Staging {
@@ -20,7 +18,10 @@ pub(super) struct Staging {
 
 struct Bytes {
     start: NonNull<u8>,
-    layout: Layout,
+    len: usize,
+    /// Reached only through `start`. In huge pages, as each page of a request is an entry of the
+    /// disk controller's list.
+    _memory: verbs::Memory,
 }
 
 // SAFETY: plain memory, reached only through its address by the rules of `Staging`.
@@ -31,17 +32,18 @@ unsafe impl Sync for Bytes {}
 impl Staging {
     /// `blocks` blocks of `block` bytes, pinned for the GPU of `context` if there is one.
     pub(super) fn new(block: usize, blocks: usize, context: Option<&Context>) -> Result<Self, doorbell_cuda::Error> {
-        let layout = Layout::from_size_align(block * blocks, MAX_ALIGNMENT).expect("at most 1 GiB, of some bytes");
-        // SAFETY: the layout has some bytes, as neither option may be 0.
-        let Some(start) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
-            handle_alloc_error(layout)
-        };
-        let bytes = Arc::new(Bytes { start, layout });
+        let len = block * blocks;
+        let mut memory = verbs::Memory::transparent_huge(len);
+        let bytes = Arc::new(Bytes {
+            start: NonNull::from(&mut *memory).cast(),
+            len,
+            _memory: memory,
+        });
         let pinned = match context {
             // SAFETY: the owner keeps the bytes. This program accesses a block only while neither
             // a request nor a copy has it, so atomics would change nothing.
             Some(context) => {
-                Some(unsafe { HostMemory::register_raw(context, start, layout.size(), Arc::clone(&bytes) as Arc<_>)? })
+                Some(unsafe { HostMemory::register_raw(context, bytes.start, len, Arc::clone(&bytes) as Arc<_>)? })
             }
             None => None,
         };
@@ -49,7 +51,7 @@ impl Staging {
     }
 
     pub(super) fn blocks(&self) -> usize {
-        self.bytes.layout.size() / self.block
+        self.bytes.len / self.block
     }
 
     /// The address of a block.
@@ -61,7 +63,7 @@ impl Staging {
 
     /// All of it, as one range.
     pub(super) fn range(&self) -> (*mut u8, usize) {
-        (self.bytes.start.as_ptr(), self.bytes.layout.size())
+        (self.bytes.start.as_ptr(), self.bytes.len)
     }
 
     /// Bytes of a block, for copies of the GPU.
@@ -89,12 +91,5 @@ impl Staging {
         assert!(len <= self.block);
         // SAFETY: as above.
         unsafe { ptr::copy_nonoverlapping(from, self.block(block), len) }
-    }
-}
-
-impl Drop for Bytes {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
     }
 }

@@ -36,7 +36,7 @@ impl StorageSurvey {
 /// [`StorageError::File`] where the file cannot be opened.
 pub fn survey(path: impl AsRef<Path>, stream: Option<&Stream>) -> Result<StorageSurvey, StorageError> {
     let file = File::open(path)?;
-    let paths = StoragePath::ALL.map(|path| (path, try_path(path, &file, stream).map_err(|error| error.to_string())));
+    let paths = StoragePath::ALL.map(|path| (path, try_path(path, &file, stream).map_err(reason)));
     Ok(StorageSurvey {
         len: file.len()?,
         direct: match file.buffered() {
@@ -55,4 +55,12 @@ fn try_path(path: StoragePath, file: &File, stream: Option<&Stream>) -> Result<(
     let memory = crate::GpuMemory::alloc(stream.context(), 1)?;
     let mut storage: Storage = options.on_stream(stream)?;
     storage.read_at(file, 0, memory.all()).map(drop)
+}
+
+/// The reason alone where a path is refused, which this module has forced.
+fn reason(error: StorageError) -> String {
+    match error {
+        StorageError::Refused { why, .. } => why,
+        other => other.to_string(),
+    }
 }

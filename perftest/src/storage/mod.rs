@@ -13,19 +13,21 @@ mod subjects;
 use std::path::Path;
 use std::time::Instant;
 
-use doorbell_cuda::{Driver, HostMemory, Memory, Stream};
+use doorbell_cuda::{Driver, HostMemory, Stream};
 use doorbell_gpudirect::GpuMemory;
 use doorbell_gpudirect::storage::{File, Storage, StorageOptions};
+use doorbell_verbs::Memory;
 use serde::Serialize;
 
 use crate::failure::{Failure, one_line, refused};
 use crate::interrupt::Interrupt;
+use crate::limits::{Ratio, median};
 use crate::report;
-use crate::stats::median;
 
 pub(crate) use args::{FileArgs, NOTES};
-pub(crate) use status::{StorageStatus, status};
 use scratch::Scratch;
+use status::status;
+pub(crate) use status::{StorageStatus, tried};
 use subjects::{Place, Window};
 
 const DEFAULT_SIZE: u64 = 256 << 20;
@@ -41,7 +43,13 @@ enum Subject {
     Doorbell,
 }
 
-const SUBJECTS: [Subject; 5] = [Subject::Disk, Subject::Bus, Subject::Dd, Subject::Plain, Subject::Doorbell];
+const SUBJECTS: [Subject; 5] = [
+    Subject::Disk,
+    Subject::Bus,
+    Subject::Dd,
+    Subject::Plain,
+    Subject::Doorbell,
+];
 
 impl Subject {
     fn name(self, write: bool) -> &'static str {
@@ -77,15 +85,14 @@ struct Row {
     bytes_per_s: f64,
     /// What it is held against: for Doorbell.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    ratios: Vec<Ratio>,
+    ratios: Vec<Comparison>,
 }
 
 #[derive(Debug, Serialize)]
-struct Ratio {
+struct Comparison {
     against: &'static str,
-    ratio: f64,
-    ratio_min: f64,
-    ratio_max: f64,
+    #[serde(flatten)]
+    ratio: Ratio,
 }
 
 #[derive(Debug, Serialize)]
@@ -170,20 +177,37 @@ impl Bench {
         .map_err(usage)?;
 
         let is_folder = args.file.is_dir();
-        let folder = if is_folder { args.file.as_path() } else { parent(&args.file) };
-        let existing = if is_folder { None } else { Some(File::open(&args.file).map_err(usage)?) };
+        let folder = if is_folder {
+            args.file.as_path()
+        } else {
+            parent(&args.file)
+        };
+        let existing = if is_folder {
+            None
+        } else {
+            Some(File::open(&args.file).map_err(usage)?)
+        };
         let file_len = match &existing {
             Some(file) => file.len().map_err(refused)?,
             None => args.size.unwrap_or(DEFAULT_SIZE).saturating_mul(WINDOWS),
         };
         let len = args.size.unwrap_or(DEFAULT_SIZE).min(file_len);
         if len == 0 {
-            return Err(Failure::usage(format!("{}: there is nothing to read", args.file.display())));
+            return Err(Failure::usage(format!(
+                "{}: there is nothing to read",
+                args.file.display()
+            )));
         }
         let len = usize::try_from(len).map_err(refused)?;
         let needs_scratch = is_folder || !args.no_write;
-        let scratch_len = if is_folder { usize::try_from(file_len).map_err(refused)? } else { len };
-        let scratch = needs_scratch.then(|| Scratch::new(folder, scratch_len, &mut storage)).transpose()?;
+        let scratch_len = if is_folder {
+            usize::try_from(file_len).map_err(refused)?
+        } else {
+            len
+        };
+        let scratch = needs_scratch
+            .then(|| Scratch::new(folder, scratch_len, &mut storage))
+            .transpose()?;
         let file = match (existing, &scratch) {
             (Some(file), _) => file,
             (None, Some(scratch)) => File::open(scratch.path()).map_err(refused)?,
@@ -204,7 +228,11 @@ impl Bench {
 
     fn window(&self, args: &FileArgs, round: u16, write: bool) -> Window {
         // Another part of the file in each round; only its beginning is written.
-        let windows = if write { 1 } else { (self.file_len / self.len as u64).max(1) };
+        let windows = if write {
+            1
+        } else {
+            (self.file_len / self.len as u64).max(1)
+        };
         Window {
             offset: u64::from(round) % windows * self.len as u64,
             len: self.len,
@@ -215,7 +243,10 @@ impl Bench {
 
     fn measure(&mut self, args: &FileArgs, write: bool, interrupt: &Interrupt) -> Result<Vec<Row>, Failure> {
         let is_gpu = args.gpu.is_some();
-        let subjects: Vec<Subject> = SUBJECTS.into_iter().filter(|one| is_gpu || *one != Subject::Bus).collect();
+        let subjects: Vec<Subject> = SUBJECTS
+            .into_iter()
+            .filter(|one| is_gpu || *one != Subject::Bus)
+            .collect();
         let mut rates = vec![Vec::new(); subjects.len()];
         self.verify(self.window(args, 0, write), write)?;
         for round in 0..args.rounds {
@@ -272,7 +303,7 @@ impl Bench {
 
 fn place(stream: Option<Stream>, len: usize, block: usize) -> Result<Place, Failure> {
     let Some(stream) = stream else {
-        return Ok(Place::Host(vec![0; len]));
+        return Ok(Place::Host(Memory::transparent_huge(len)));
     };
     let context = stream.context();
     Ok(Place::Gpu {
@@ -306,7 +337,12 @@ fn parent(file: &Path) -> &Path {
 }
 
 fn rows(subjects: &[Subject], rates: &[Vec<f64>], write: bool) -> Vec<Row> {
-    let of = |wanted| subjects.iter().position(|one| *one == wanted).map(|at| rates[at].as_slice());
+    let of = |wanted| {
+        subjects
+            .iter()
+            .position(|one| *one == wanted)
+            .map(|at| rates[at].as_slice())
+    };
     let limit: Vec<f64> = match (of(Subject::Disk), of(Subject::Bus)) {
         (Some(disk), Some(bus)) => disk.iter().zip(bus).map(|(disk, bus)| disk.min(*bus)).collect(),
         (Some(disk), None) => disk.to_vec(),
@@ -314,12 +350,8 @@ fn rows(subjects: &[Subject], rates: &[Vec<f64>], write: bool) -> Vec<Row> {
     };
     let against = |name, rounds: &[f64], own: &[f64]| {
         let ratios: Vec<f64> = own.iter().zip(rounds).map(|(own, other)| own / other).collect();
-        Some(Ratio {
-            against: name,
-            ratio: median(ratios.clone())?,
-            ratio_min: ratios.iter().copied().min_by(f64::total_cmp)?,
-            ratio_max: ratios.iter().copied().max_by(f64::total_cmp)?,
-        })
+        let ratio = Ratio::of(&ratios)?;
+        Some(Comparison { against: name, ratio })
     };
     let rows = subjects.iter().zip(rates).filter_map(|(subject, own)| {
         let ratios = if *subject == Subject::Doorbell {
@@ -347,7 +379,11 @@ fn rows(subjects: &[Subject], rates: &[Vec<f64>], write: bool) -> Vec<Row> {
 
 fn text(report: &Report) -> String {
     use std::fmt::Write;
-    let gpu = report.gpu.as_deref().map(|name| format!(" of {name}")).unwrap_or_default();
+    let gpu = report
+        .gpu
+        .as_deref()
+        .map(|name| format!(" of {name}"))
+        .unwrap_or_default();
     let mut text = format!(
         "# {} bytes of {}, {} memory{gpu}, blocks of {} bytes, {} in flight, {} rounds\n{}",
         report.bytes,
@@ -360,14 +396,16 @@ fn text(report: &Report) -> String {
     );
     let _ = write!(text, "\n{:<16} {:>14}  what it is", "#name", "rate[GB/s]");
     for row in &report.results {
-        let subject = SUBJECTS.into_iter().find(|one| [one.name(false), one.name(true)].contains(&row.name));
+        let subject = SUBJECTS
+            .into_iter()
+            .find(|one| [one.name(false), one.name(true)].contains(&row.name));
         let what = subject.map_or("", |one| one.what(report.gpu.is_some()));
         let _ = write!(text, "\n{:<16} {:>14.3}  {what}", row.name, row.bytes_per_s / 1e9);
-        for ratio in &row.ratios {
+        for Comparison { against, ratio } in &row.ratios {
             let _ = write!(
                 text,
-                "\n{:<16} {:>14.2}  of {} ({:.2} to {:.2})",
-                "", ratio.ratio, ratio.against, ratio.ratio_min, ratio.ratio_max
+                "\n{:<16} {:>14.2}  of {against} ({:.2} to {:.2})",
+                "", ratio.median, ratio.least, ratio.greatest
             );
         }
     }

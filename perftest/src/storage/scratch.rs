@@ -34,7 +34,9 @@ impl Scratch {
                 state ^= state << 17;
                 bytes.extend_from_slice(&state.to_ne_bytes());
             }
-            storage.write_at(&scratch.file, at as u64, &bytes[..part]).map_err(refused)?;
+            storage
+                .write_at(&scratch.file, at as u64, &bytes[..part])
+                .map_err(refused)?;
         }
         scratch.file.sync().map_err(refused)?;
         Ok(scratch)

@@ -7,19 +7,17 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use doorbell_cuda::{HostMemory, Memory, Stream};
+use doorbell_cuda::{HostMemory, Memory as _, Stream};
 use doorbell_gpudirect::GpuMemory;
 use doorbell_gpudirect::storage::{File, Storage};
+use doorbell_verbs::{HugePage, Memory};
 use nix::fcntl::{OFlag, PosixFadviseAdvice, posix_fadvise};
 
 use crate::failure::{Failure, refused};
 
-/// Memory of this alignment is enough for O_DIRECT on every disk.
-const ALIGNMENT: usize = 64 << 10;
-
 /// Where the bytes are read into and written from.
 pub(super) enum Place {
-    Host(Vec<u8>),
+    Host(Memory),
     Gpu {
         memory: GpuMemory,
         stream: Stream,
@@ -46,13 +44,6 @@ impl Window {
     }
 }
 
-/// A vector with a range of `len` bytes that is aligned.
-fn aligned(len: usize) -> (Vec<u8>, usize) {
-    let bytes = vec![1; len + ALIGNMENT];
-    let start = bytes.as_ptr().align_offset(ALIGNMENT);
-    (bytes, start)
-}
-
 /// Opens with O_DIRECT where the file system has it.
 fn open_direct(path: &Path, write: bool) -> io::Result<fs::File> {
     let open = |flags| {
@@ -67,23 +58,24 @@ pub(super) fn disk(path: &Path, window: Window, write: bool) -> Result<(), Failu
     let file = open_direct(path, write).map_err(refused)?;
     let next = AtomicU64::new(0);
     let thread = || -> io::Result<()> {
-        let (mut bytes, start) = aligned(window.block);
+        let mut memory = Memory::transparent_huge(window.block.max(HugePage::Size2M.bytes()));
         loop {
             let at = next.fetch_add(window.block as u64, Ordering::Relaxed);
             if at >= window.len as u64 {
                 return Ok(());
             }
-            let block = &mut bytes[start..][..window.block];
-            transfer(&file, block, window.offset + at, write)?;
+            transfer(&file, &mut memory[..window.block], window.offset + at, write)?;
         }
     };
     let outcome = thread::scope(|scope| {
         let threads: Vec<_> = (0..window.depth.min(window.len.div_ceil(window.block)))
             .map(|_| scope.spawn(thread))
             .collect();
-        threads
-            .into_iter()
-            .try_for_each(|thread| thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread failed"))))
+        threads.into_iter().try_for_each(|thread| {
+            thread
+                .join()
+                .unwrap_or_else(|_| Err(io::Error::other("a thread failed")))
+        })
     });
     outcome.and_then(|()| synced(&file, write)).map_err(refused)
 }
@@ -91,10 +83,9 @@ pub(super) fn disk(path: &Path, window: Window, write: bool) -> Result<(), Failu
 /// As dd(1) with `iflag=direct`: one block after the other.
 pub(super) fn dd(path: &Path, window: Window, write: bool) -> Result<(), Failure> {
     let file = open_direct(path, write).map_err(refused)?;
-    let (mut bytes, start) = aligned(window.block);
+    let mut block = Memory::zeroed(window.block);
     for (at, _) in window.blocks() {
-        let block = &mut bytes[start..][..window.block];
-        transfer(&file, block, window.offset + at as u64, write).map_err(refused)?;
+        transfer(&file, &mut block, window.offset + at as u64, write).map_err(refused)?;
     }
     synced(&file, write).map_err(refused)
 }
@@ -165,9 +156,14 @@ impl Place {
             match self {
                 Place::Host(memory) => file.write_all_at(&memory[at..at + len], offset).map_err(refused)?,
                 Place::Gpu { memory, stream, pinned } => {
-                    let copied = stream.copy(pinned.span(..len).map_err(refused)?, memory.span(at..at + len).map_err(refused)?);
+                    let copied = stream.copy(
+                        pinned.span(..len).map_err(refused)?,
+                        memory.span(at..at + len).map_err(refused)?,
+                    );
                     let copied = copied.and_then(|()| stream.synchronize());
-                    copied.and_then(|()| pinned.copy_out(0, &mut bytes[..len])).map_err(refused)?;
+                    copied
+                        .and_then(|()| pinned.copy_out(0, &mut bytes[..len]))
+                        .map_err(refused)?;
                     file.write_all_at(&bytes[..len], offset).map_err(refused)?;
                 }
             }
@@ -207,9 +203,14 @@ impl Place {
             match self {
                 Place::Host(memory) => got[..len].copy_from_slice(&memory[at..at + len]),
                 Place::Gpu { memory, stream, pinned } => {
-                    let copied = stream.copy(pinned.span(..len).map_err(refused)?, memory.span(at..at + len).map_err(refused)?);
+                    let copied = stream.copy(
+                        pinned.span(..len).map_err(refused)?,
+                        memory.span(at..at + len).map_err(refused)?,
+                    );
                     let copied = copied.and_then(|()| stream.synchronize());
-                    copied.and_then(|()| pinned.copy_out(0, &mut got[..len])).map_err(refused)?;
+                    copied
+                        .and_then(|()| pinned.copy_out(0, &mut got[..len]))
+                        .map_err(refused)?;
                 }
             }
             if let Some(wrong) = (0..len).find(|byte| expected[*byte] != got[*byte]) {
