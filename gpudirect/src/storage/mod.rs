@@ -40,6 +40,7 @@ mod pieces;
 mod queue;
 mod read;
 mod request;
+mod serve;
 mod staging;
 mod survey;
 mod sys;
@@ -53,6 +54,7 @@ pub use error::{Action, StorageError};
 pub use file::{File, Stamp};
 pub use path::{InvalidStoragePath, RefusedStorage, StoragePath};
 pub use request::{Read, Source, Target, Write};
+pub use serve::{FileClient, FileServer, ServeError};
 pub use survey::{StorageSurvey, survey};
 
 use queue::Queue;
