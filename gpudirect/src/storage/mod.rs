@@ -16,7 +16,8 @@
 //!
 //! A read ends early only at the end of the file, and returns the count of bytes up to there. Bytes
 //! that change meanwhile are read as they were before or after, block by block;
-//! [`File::check_unchanged`] tells. After an error of a write any of its bytes may be written.
+//! [`File::check_unchanged`] tells. After an error of a write any of its bytes may be written; a
+//! [`Save`] replaces a file by a whole one or not at all. [`FileServer`] serves files to peers.
 //!
 //! ```no_run
 //! use doorbell_gpudirect::{GpuMemory, storage::{File, Storage}};
@@ -40,6 +41,7 @@ mod pieces;
 mod queue;
 mod read;
 mod request;
+mod save;
 mod serve;
 mod staging;
 mod survey;
@@ -54,6 +56,7 @@ pub use error::{Action, StorageError};
 pub use file::{File, Stamp};
 pub use path::{InvalidStoragePath, RefusedStorage, StoragePath};
 pub use request::{Read, Source, Target, Write};
+pub use save::Save;
 pub use serve::{FileClient, FileServer, ServeError};
 pub use survey::{StorageSurvey, survey};
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use doorbell_gpudirect::storage::{File, Storage, StorageError, StorageOptions};
+use doorbell_gpudirect::storage::{File, Save, Storage, StorageError, StorageOptions};
 
 use super::{file_with, folder, options, pattern, storages};
 
@@ -118,6 +118,32 @@ fn errors_have_the_file_the_offset_and_the_errno() {
         storage.read_exact_at(&read_only, 0, &mut memory).expect("read");
         assert!(memory == pattern(300_000));
     }
+}
+
+#[test]
+fn a_save_is_whole_or_nothing() {
+    let folder = folder();
+    let target = folder.path().join("weights");
+    fs::write(&target, b"old").expect("a file");
+    let entries = || fs::read_dir(folder.path()).expect("a folder").count();
+    let mut storage = StorageOptions::new().host().expect("opened");
+    let save = Save::new(&target, 70_000).expect("begun");
+    storage
+        .write_at(save.file(), 0, &pattern(70_000)[..10_000])
+        .expect("written");
+    assert_eq!((fs::read(&target).expect("read"), entries()), (b"old".to_vec(), 2));
+    drop(save);
+    assert_eq!((fs::read(&target).expect("read"), entries()), (b"old".to_vec(), 1));
+
+    let save = Save::new(&target, 70_000).expect("begun");
+    storage.write_at(save.file(), 0, &pattern(70_000)).expect("written");
+    save.commit().expect("renamed");
+    assert!(fs::read(&target).expect("read") == pattern(70_000));
+    assert_eq!(entries(), 1);
+
+    let save = Save::new(folder.path(), 1).expect("begun beside it");
+    let error = save.commit().expect_err("a folder is in its place");
+    assert!(error.to_string().contains(": cannot rename: "), "{error}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod forbidden;
 mod gpu;
 mod hostile;
 mod random;
+mod served;
 
 use std::fs;
 use std::path::Path;

@@ -25,8 +25,7 @@ impl FileClient {
     /// Of the connection.
     pub fn new(pd: &ProtectionDomain, exchange: Exchange) -> Result<Self, ServeError> {
         let inboxes = pd.register_chunks(vec![0; 2 * MAX_ANSWER], MAX_ANSWER, Local)?;
-        let options = |qp: doorbell_verbs::QueuePairBuilder<'_>| qp.allow_remote_write();
-        let peer = exchange.connection(pd, options, inboxes, b"")?;
+        let peer = exchange.connection(pd, |qp| qp.allow_remote_write(), inboxes, b"")?;
         let outbox = pd.register(vec![0; MAX_REQUEST], Local)?;
         Ok(Self {
             peer,
@@ -86,7 +85,10 @@ impl FileClient {
 
     fn ask(&mut self, request: &Request) -> Result<u64, ServeError> {
         let bytes = request.to_bytes()?;
-        let mut outbox = self.outbox.take().ok_or(ServeError::Protocol("nothing: an earlier request has failed"))?;
+        let mut outbox = self
+            .outbox
+            .take()
+            .ok_or(ServeError::Protocol("nothing: an earlier request has failed"))?;
         outbox[..bytes.len()].copy_from_slice(&bytes);
         self.peer.send(outbox.part(..bytes.len()))?;
         loop {

@@ -1,7 +1,7 @@
 //! Messages of the protocol, from bytes of a peer.
 
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::ffi::OsStrExt as _;
 
 use doorbell_verbs::{Remote, WriteAccess};
 
@@ -27,8 +27,14 @@ pub(super) const MAX_READ: u64 = 1 << 30;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Request {
-    Length { name: OsString },
-    Read { name: OsString, offset: u64, into: Remote<WriteAccess> },
+    Length {
+        name: OsString,
+    },
+    Read {
+        name: OsString,
+        offset: u64,
+        into: Remote<WriteAccess>,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -136,6 +142,8 @@ fn parse_head(bytes: &[u8]) -> Result<(u8, u16, &[u8]), ServeError> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt as _;
+
     use proptest::prelude::*;
 
     use super::*;

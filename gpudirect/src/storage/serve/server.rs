@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use doorbell_verbs::exchange::{Connection, Exchange};
-use doorbell_verbs::{Buffer, Completion, CompletionError, Local, Memory, ProtectionDomain, Remote, Success, WriteAccess};
+use doorbell_verbs::{
+    Buffer, Completion, CompletionError, Local, Memory, ProtectionDomain, Remote, Success, WriteAccess,
+};
 use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
 
 use super::ServeError;
@@ -83,6 +85,10 @@ impl FileServer {
             sent: 0,
         };
         session.run()?;
+        // One that has dropped its end waits for nothing.
+        if let Err(error) = session.peer.finish() {
+            tracing::debug!("a client has left without finish(): {error}");
+        }
         Ok(session.sent)
     }
 }
@@ -190,7 +196,9 @@ impl Session<'_> {
     fn acknowledged(&mut self) -> Result<(), ServeError> {
         match self.next(Some(TIMEOUT))? {
             true => Ok(()),
-            false => Err(ServeError::Protocol("nothing more: it has left before its file was sent")),
+            false => Err(ServeError::Protocol(
+                "nothing more: it has left before its file was sent",
+            )),
         }
     }
 
