@@ -60,7 +60,7 @@ static void *function(const char *name) {
 
 static void *stream(void) {
     static void *made;
-    if (!made && ((int (*)(void **, unsigned))function("cuStreamCreate"))(&made, 0)) abort();
+    if (!made && ((int (*)(void **, unsigned, int))function("cuStreamCreateWithPriority"))(&made, 1, 0)) abort();
     return made;
 }
 

@@ -2,19 +2,17 @@
 //! and writes, and what becomes of what it refuses. The library is loaded once in a process, so
 //! each case is a process.
 
-#[path = "../common/mod.rs"]
-mod common;
-
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
-use common::Outcome;
 use doorbell_cuda::{Driver, HostMemory, Memory, Stream};
 use doorbell_cuda_standin::{ExecutionMode, environment};
 use doorbell_gpudirect::GpuMemory;
 use doorbell_gpudirect::storage::{File, Storage, StorageError, StorageOptions, StoragePath, survey};
+
+type Outcome = Result<(), Box<dyn Error>>;
 
 const LEN: usize = 1_234_567;
 

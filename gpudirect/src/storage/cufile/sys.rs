@@ -22,15 +22,23 @@ pub(super) struct Status {
 /// `CUfileHandle_t`.
 pub(super) type RawHandle = *mut c_void;
 
-/// `CUfileDescr_t` of a file descriptor: its union has the size of a pointer.
+/// `CUfileDescr_t` of a file descriptor.
 #[repr(C)]
 struct Descriptor {
     kind: c_uint,
-    fd: c_int,
-    union_rest: c_int,
+    handle: FileHandle,
     operations: *const c_void,
 }
-const _: () = assert!(size_of::<Descriptor>() == 24 && core::mem::offset_of!(Descriptor, operations) == 16);
+
+#[repr(C)]
+union FileHandle {
+    fd: c_int,
+    other: *mut c_void,
+}
+
+const _: () = {
+    assert!(core::mem::offset_of!(Descriptor, handle) == 8 && core::mem::offset_of!(Descriptor, operations) == 16);
+};
 
 /// The start of `CUfileDrvProps_t`, and room for what newer versions add.
 #[repr(C)]
@@ -123,10 +131,14 @@ impl Table {
 
     pub(super) fn register(&self, fd: c_int) -> Result<RawHandle, String> {
         let mut handle = core::ptr::null_mut();
+        // All of it has a value: the descriptor is shorter than the pointer beside it.
+        let mut file = FileHandle {
+            other: core::ptr::null_mut(),
+        };
+        file.fd = fd;
         let mut descriptor = Descriptor {
             kind: OPAQUE_FD,
-            fd,
-            union_rest: 0,
+            handle: file,
             operations: core::ptr::null(),
         };
         // SAFETY: pointers to local values.
