@@ -14,19 +14,19 @@ const PAGE: usize = 4096;
 const METADATA: &str = "__metadata__";
 const CRC: &str = "crc32:";
 
-pub struct Tensor {
-    pub name: String,
-    pub dtype: String,
-    pub shape: Vec<usize>,
+pub(crate) struct Tensor {
+    pub(crate) name: String,
+    pub(crate) dtype: String,
+    pub(crate) shape: Vec<usize>,
     /// Where it begins among the tensors' bytes.
-    pub start: usize,
-    pub len: usize,
-    pub crc: Option<u32>,
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+    pub(crate) crc: Option<u32>,
 }
 
 /// The tensors, in the order of their bytes.
-pub struct Header {
-    pub tensors: Vec<Tensor>,
+pub(crate) struct Header {
+    pub(crate) tensors: Vec<Tensor>,
 }
 
 /// Bits of an element.
@@ -46,7 +46,7 @@ fn bytes_of(dtype: &str, shape: &[usize]) -> Option<usize> {
 }
 
 impl Header {
-    pub fn of(tensors: &[(&str, &str, &[usize])]) -> Result<Self, Error> {
+    pub(crate) fn of(tensors: &[(&str, &str, &[usize])]) -> Result<Self, Error> {
         let mut start = 0;
         let placed = tensors.iter().map(|(name, dtype, shape)| {
             let len = bytes_of(dtype, shape).ok_or("a tensor of an unknown type, or too large")?;
@@ -66,11 +66,11 @@ impl Header {
     }
 
     /// The bytes of all tensors.
-    pub fn data_len(&self) -> usize {
+    pub(crate) fn data_len(&self) -> usize {
         self.tensors.last().map_or(0, |last| last.start + last.len)
     }
 
-    pub fn to_bytes(&self) -> Result<Vec<u8>, Error> {
+    pub(crate) fn to_bytes(&self) -> Result<Vec<u8>, Error> {
         let mut object = Map::new();
         let sums: BTreeMap<String, String> = self
             .tensors
@@ -99,7 +99,7 @@ impl Header {
     }
 
     /// Reads and checks a file's header: with the offset of the tensors' bytes.
-    pub fn read(storage: &mut Storage, file: &File) -> Result<(Self, u64), Error> {
+    pub(crate) fn read(storage: &mut Storage, file: &File) -> Result<(Self, u64), Error> {
         let whole = file.len()?;
         let mut len = [0; 8];
         storage.read_exact_at(file, 0, &mut len[..])?;

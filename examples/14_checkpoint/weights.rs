@@ -9,7 +9,7 @@ use doorbell_examples::Error;
 /// Bytes that are copied at once to be summed.
 const PART: usize = 4 << 20;
 
-pub enum Weights {
+pub(crate) enum Weights {
     Host(HostBytes),
     Gpu {
         memory: GpuMemory,
@@ -20,7 +20,7 @@ pub enum Weights {
 
 impl Weights {
     /// `len` bytes, and what reads and writes them.
-    pub fn new(len: usize) -> Result<(Self, Storage), Error> {
+    pub(crate) fn new(len: usize) -> Result<(Self, Storage), Error> {
         let Ok(driver) = Driver::load() else {
             return Ok((Self::Host(HostBytes::transparent_huge(len)), Storage::host()?));
         };
@@ -36,7 +36,7 @@ impl Weights {
     }
 
     /// Stands for training: different bytes everywhere.
-    pub fn fill(&mut self) -> Result<(), Error> {
+    pub(crate) fn fill(&mut self) -> Result<(), Error> {
         let mut state = 1u32;
         let mut next = |part: &mut [u8]| {
             for word in part.chunks_mut(4) {
@@ -60,14 +60,14 @@ impl Weights {
         Ok(())
     }
 
-    pub fn read(&mut self, storage: &mut Storage, file: &File, offset: u64) -> Result<(), Error> {
+    pub(crate) fn read(&mut self, storage: &mut Storage, file: &File, offset: u64) -> Result<(), Error> {
         Ok(match self {
             Self::Host(bytes) => storage.read_exact_at(file, offset, &mut bytes[..])?,
             Self::Gpu { memory, .. } => storage.read_exact_at(file, offset, memory.all())?,
         })
     }
 
-    pub fn write(&self, storage: &mut Storage, file: &File, offset: u64) -> Result<(), Error> {
+    pub(crate) fn write(&self, storage: &mut Storage, file: &File, offset: u64) -> Result<(), Error> {
         Ok(match self {
             Self::Host(bytes) => storage.write_at(file, offset, &bytes[..])?,
             Self::Gpu { memory, .. } => storage.write_at(file, offset, memory.all())?,
@@ -75,7 +75,7 @@ impl Weights {
     }
 
     /// The CRC-32 of `len` bytes at `start`, as they are in this memory.
-    pub fn crc(&self, start: usize, len: usize) -> Result<u32, Error> {
+    pub(crate) fn crc(&self, start: usize, len: usize) -> Result<u32, Error> {
         let (memory, stream, part) = match self {
             Self::Host(bytes) => return Ok(crc32fast::hash(&bytes[start..start + len])),
             Self::Gpu { memory, stream, part } => (memory, stream, part),

@@ -15,6 +15,7 @@ pages! {
     KeyValueStore = "key-value-store.md";
     Collectives = "collectives.md";
     Gpu = "gpu.md";
+    Storage = "storage.md";
     Connect = "guide/connect.md";
     StreamWrites = "guide/stream-writes.md";
     ServeReads = "guide/serve-reads.md";

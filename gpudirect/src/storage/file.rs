@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use nix::fcntl::{FallocateFlags, fallocate};
+use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, fallocate, fcntl};
 
 use super::cufile::Handle;
 use super::error::{Action, StorageError};
@@ -88,7 +88,7 @@ impl File {
             .mode(0o600)
             .open(path)
             .map_err(|error| StorageError::file(Action::Open, path, error))?;
-        Self::of(path, created, true)
+        Self::of(path, created)
     }
 
     fn with(path: &Path, options: &mut OpenOptions) -> Result<Self, StorageError> {
@@ -97,19 +97,21 @@ impl File {
             .custom_flags(libc::O_NONBLOCK)
             .open(path)
             .map_err(|error| StorageError::file(Action::Open, path, error))?;
-        let access = nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_GETFL)
-            .map_err(|error| StorageError::file(Action::Open, path, error))?;
-        Self::of(path, file, access & libc::O_ACCMODE == libc::O_RDWR)
+        Self::of(path, file)
     }
 
     /// A file that is open already, such as one below a folder; `path` is for messages.
-    pub(super) fn of(path: &Path, cached: fs::File, writable: bool) -> Result<Self, StorageError> {
+    pub(super) fn of(path: &Path, cached: fs::File) -> Result<Self, StorageError> {
         let failed = |error| StorageError::file(Action::Open, path, error);
         let kind = cached.metadata().map_err(failed)?.file_type();
         if !kind.is_file() && !std::os::unix::fs::FileTypeExt::is_block_device(&kind) {
             return Err(failed(io::Error::other("neither a regular file nor a block device")));
         }
-        let direct = Direct::of(&cached, writable);
+        let flags = fcntl(&cached, FcntlArg::F_GETFL).map_err(|errno| failed(errno.into()))?;
+        let flags = OFlag::from_bits_retain(flags);
+        // With it io_uring refuses what would wait for the disk.
+        fcntl(&cached, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK)).map_err(|errno| failed(errno.into()))?;
+        let direct = Direct::of(&cached, flags & OFlag::O_ACCMODE == OFlag::O_RDWR);
         Ok(Self {
             path: path.to_owned(),
             cufile: OnceLock::new(),

@@ -123,6 +123,7 @@ struct Report {
 /// where a file cannot be read or written.
 pub(crate) fn run(args: &FileArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::catch()?;
+    let time = report::now();
     let mut bench = Bench::open(args)?;
     let mut results = bench.measure(args, false, &interrupt)?;
     if !args.no_write {
@@ -140,7 +141,7 @@ pub(crate) fn run(args: &FileArgs) -> Result<(), Failure> {
         depth: args.depth,
         rounds: args.rounds,
         storage: status(&bench.storage, &bench.file),
-        time: report::now(),
+        time,
         machine: report::Machine::this(),
         results,
     };

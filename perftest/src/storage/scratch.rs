@@ -6,7 +6,7 @@ use std::process;
 
 use doorbell_gpudirect::storage::{File, Storage};
 
-use crate::failure::{Failure, refused};
+use crate::failure::{Failure, one_line, refused};
 
 /// A file of this process in a folder; removed when dropped.
 pub(super) struct Scratch {
@@ -19,7 +19,12 @@ impl Scratch {
     pub(super) fn new(folder: &Path, len: usize, storage: &mut Storage) -> Result<Scratch, Failure> {
         const PART: usize = 8 << 20;
         let path = folder.join(format!(".doorbell-bw-file-{}", process::id()));
-        let file = File::create_new(&path).map_err(refused)?;
+        let file = File::create_new(&path).map_err(|error| {
+            Failure::test(format!(
+                "{}; --no-write measures reads alone",
+                one_line(&error.to_string())
+            ))
+        })?;
         let scratch = Scratch { path, file };
         scratch.file.allocate(len as u64).map_err(refused)?;
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;

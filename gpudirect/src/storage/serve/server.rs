@@ -62,11 +62,11 @@ impl FileServer {
         let opened = openat2(&self.folder, name, OpenHow::new().flags(flags).resolve(resolve));
         let name = Path::new(name);
         let opened = opened.map_err(|errno| StorageError::file(Action::Open, name, errno))?;
-        File::of(name, fs::File::from(opened), false)
+        File::of(name, fs::File::from(opened))
     }
 
-    /// Serves one client until it leaves: the bytes that were sent. It has 16 MiB of registered
-    /// memory for each, and blocks: programs have a thread for each client.
+    /// Serves one client until it leaves: the bytes that were sent. It takes 24 MiB of memory, and
+    /// the calling thread: a program has a thread for each client, and limits their number.
     ///
     /// # Errors
     /// Of the connection, and for what is no message of the protocol. Errors of files are the
