@@ -72,7 +72,7 @@ impl Subject {
             Subject::Disk => "the disk's limit: threads with O_DIRECT, one for each request in flight",
             Subject::Bus => "the bus's limit: copies of pinned memory",
             Subject::Dd => "as dd(1) with O_DIRECT: one block after the other",
-            Subject::Plain if gpu => "through the page cache, with a copy of each block by the GPU",
+            Subject::Plain if gpu => "through the page cache into pinned memory, and a copy, in turn",
             Subject::Plain => "through the page cache",
             Subject::Doorbell => "Doorbell",
         }

@@ -7,13 +7,15 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use doorbell_cuda::{HostMemory, Memory as _, Stream};
+use doorbell_cuda::{HostMemory, Memory as _, Span, Stream};
 use doorbell_gpudirect::GpuMemory;
 use doorbell_gpudirect::storage::{File, Storage};
 use doorbell_verbs::{HugePage, Memory};
 use nix::fcntl::{OFlag, PosixFadviseAdvice, posix_fadvise};
 
 use crate::failure::{Failure, refused};
+
+type Spanned<'a> = Result<Span<'a>, doorbell_cuda::Error>;
 
 /// Where the bytes are read into and written from.
 pub(super) enum Place {
@@ -126,21 +128,18 @@ impl Place {
         copied.and_then(|()| stream.synchronize()).map_err(refused)
     }
 
-    /// read(2) through the page cache, then a copy to the GPU, one after the other.
+    /// read(2) through the page cache, and of a GPU into pinned memory, which is then copied: a copy
+    /// less than `cudaMemcpy` of other memory makes.
     pub(super) fn read_copy(&mut self, path: &Path, window: Window) -> Result<(), Failure> {
         let file = fs::File::open(path).map_err(refused)?;
-        let mut bytes = vec![0; window.block];
         for (at, len) in window.blocks() {
             let offset = window.offset + at as u64;
             match self {
                 Place::Host(memory) => file.read_exact_at(&mut memory[at..at + len], offset).map_err(refused)?,
                 Place::Gpu { memory, stream, pinned } => {
+                    let bytes = pinned.bytes_mut().map_err(refused)?;
                     file.read_exact_at(&mut bytes[..len], offset).map_err(refused)?;
-                    let copied = pinned.copy_in(0, &bytes[..len]).and_then(|()| {
-                        stream.copy(memory.span(at..at + len)?, pinned.span(..len)?)?;
-                        stream.synchronize()
-                    });
-                    copied.map_err(refused)?;
+                    copy(stream, memory.span(at..at + len), pinned.span(..len)).map_err(refused)?;
                 }
             }
         }
@@ -148,22 +147,15 @@ impl Place {
     }
 
     /// A copy from the GPU, then write(2) through the page cache, and at the end fdatasync(2).
-    pub(super) fn copy_write(&self, path: &Path, window: Window) -> Result<(), Failure> {
+    pub(super) fn copy_write(&mut self, path: &Path, window: Window) -> Result<(), Failure> {
         let file = fs::OpenOptions::new().write(true).open(path).map_err(refused)?;
-        let mut bytes = vec![0; window.block];
         for (at, len) in window.blocks() {
             let offset = window.offset + at as u64;
             match self {
                 Place::Host(memory) => file.write_all_at(&memory[at..at + len], offset).map_err(refused)?,
                 Place::Gpu { memory, stream, pinned } => {
-                    let copied = stream.copy(
-                        pinned.span(..len).map_err(refused)?,
-                        memory.span(at..at + len).map_err(refused)?,
-                    );
-                    let copied = copied.and_then(|()| stream.synchronize());
-                    copied
-                        .and_then(|()| pinned.copy_out(0, &mut bytes[..len]))
-                        .map_err(refused)?;
+                    copy(stream, pinned.span(..len), memory.span(at..at + len)).map_err(refused)?;
+                    let bytes = pinned.bytes_mut().map_err(refused)?;
                     file.write_all_at(&bytes[..len], offset).map_err(refused)?;
                 }
             }
@@ -203,14 +195,8 @@ impl Place {
             match self {
                 Place::Host(memory) => got[..len].copy_from_slice(&memory[at..at + len]),
                 Place::Gpu { memory, stream, pinned } => {
-                    let copied = stream.copy(
-                        pinned.span(..len).map_err(refused)?,
-                        memory.span(at..at + len).map_err(refused)?,
-                    );
-                    let copied = copied.and_then(|()| stream.synchronize());
-                    copied
-                        .and_then(|()| pinned.copy_out(0, &mut got[..len]))
-                        .map_err(refused)?;
+                    copy(stream, pinned.span(..len), memory.span(at..at + len)).map_err(refused)?;
+                    pinned.copy_out(0, &mut got[..len]).map_err(refused)?;
                 }
             }
             if let Some(wrong) = (0..len).find(|byte| expected[*byte] != got[*byte]) {
@@ -223,4 +209,10 @@ impl Place {
         }
         Ok(())
     }
+}
+
+/// A copy that is done.
+fn copy(stream: &Stream, into: Spanned<'_>, from: Spanned<'_>) -> Result<(), doorbell_cuda::Error> {
+    stream.copy(into?, from?)?;
+    stream.synchronize()
 }
