@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::process::Command;
+use std::process::{Command, Output};
 
 fn run(program: &str) -> String {
     run_with(program, &[])
@@ -103,5 +103,95 @@ fn memory_of_a_gpu_is_written_by_another_process() {
     assert!(
         stderr.starts_with("no CUDA: ") && stderr.lines().count() == 1,
         "{stderr}"
+    );
+}
+
+fn checkpoint(arguments: &[&str], gpu: bool) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_14_checkpoint"));
+    let mode = doorbell_cuda_standin::ExecutionMode::Prompt;
+    if gpu {
+        command.envs(doorbell_cuda_standin::environment(mode, 1));
+    } else {
+        command.env("DOORBELL_CUDA_LIBRARY", "/no/such/library");
+    }
+    command.args(arguments).output().unwrap()
+}
+
+/// Saved from the host, loaded into a GPU, and the other way round; the sums are those of the file.
+#[test]
+fn a_checkpoint_is_saved_and_loaded_with_its_sums() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    let name = file.to_str().unwrap();
+    let mut sums = Vec::new();
+    for gpu in [false, true] {
+        let saved = checkpoint(&["save", name], gpu);
+        assert!(saved.status.success(), "{saved:?}");
+        let loaded = checkpoint(&["load", name], !gpu);
+        assert!(loaded.status.success(), "{loaded:?}");
+        let text = String::from_utf8(loaded.stdout).unwrap();
+        let (head, rest) = text.split_once('\n').unwrap();
+        assert!(head.starts_with("loaded 4 tensors, 47202308 bytes, by "), "{text}");
+        assert_eq!(rest.lines().count(), 4, "{text}");
+        sums.push(rest.to_owned());
+    }
+    assert_eq!(sums[0], sums[1]);
+    // One bit of the last tensor.
+    let bytes = std::fs::read(&file).unwrap();
+    let mut wrong = bytes.clone();
+    *wrong.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, wrong).unwrap();
+    let output = checkpoint(&["load", name], true);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        output.status.code() == Some(1) && stderr.ends_with("tensor norm: wrong sum\n"),
+        "{stderr}"
+    );
+    // A file that ends early.
+    std::fs::write(&file, &bytes[..bytes.len() - 1]).unwrap();
+    assert_eq!(checkpoint(&["load", name], false).status.code(), Some(1));
+}
+
+#[test]
+fn hostile_headers_of_checkpoints_are_refused_in_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("hostile.safetensors");
+    let place =
+        |offsets: &str, shape: &str| format!(r#"{{"a":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}}}"#);
+    let huge = u64::MAX.to_string();
+    for (header, part) in [
+        ("[]".to_owned(), "invalid type"),
+        ("{\"a\":".to_owned(), "EOF"),
+        (
+            r#"{"a":{"dtype":"F31","shape":[4],"data_offsets":[0,16]}}"#.to_owned(),
+            "tensor \"a\"",
+        ),
+        (place("[0,12]", "[4]"), "tensor \"a\""),
+        (place("[0,16]", &format!("[{huge},{huge}]")), "tensor \"a\""),
+        (place("[16,0]", "[4]"), "tensor \"a\""),
+        (place("[0,-16]", "[4]"), "tensor \"a\""),
+        (place("[0,16]", "[4.5]"), "tensor \"a\""),
+        (place("[4,20]", "[4]"), "begins at 4"),
+        (place("[0,32]", "[8]"), "tensors of 32 bytes in 16"),
+        ("{}".to_owned(), "tensors of 0 bytes in 16"),
+    ] {
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        bytes.extend([0; 16]);
+        std::fs::write(&file, bytes).unwrap();
+        let output = checkpoint(&["load", file.to_str().unwrap()], false);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{header}: {stderr}");
+        assert!(
+            stderr.lines().count() == 1 && stderr.contains(part),
+            "{header}: {stderr}"
+        );
+    }
+    std::fs::write(&file, u64::MAX.to_le_bytes()).unwrap();
+    let output = checkpoint(&["load", file.to_str().unwrap()], false);
+    assert!(
+        String::from_utf8(output.stderr)
+            .unwrap()
+            .contains("a header of 18446744073709551615 bytes")
     );
 }

@@ -51,6 +51,7 @@ pub mod proxy;
 mod region;
 mod register;
 mod small;
+pub mod storage;
 pub mod stream;
 mod survey;
 mod transfer;

@@ -9,9 +9,13 @@ use std::sync::Arc;
 use common::{Case, Outcome};
 use doorbell_cuda::{Context, DeviceMemory, DevicePtr, Driver, HostMemory, Memory, Stream};
 use doorbell_cuda_standin::{ExecutionMode, Standin, environment};
+use doorbell_gpudirect::storage::{FileClient, FileServer};
 use doorbell_gpudirect::{Arrivals, Flush, GpuMemory, GpuRegistration, Path, Refusal, Scope, SmallWindow, survey};
 use doorbell_softroce_ibverbs::api;
-use doorbell_verbs::{CompletionQueue, Library, PeerReadWrite, ProtectionDomain, QueuePair};
+use doorbell_verbs::exchange::{Exchange, Listener};
+use doorbell_verbs::{CompletionQueue, Library, PeerReadWrite, PeerWrite, ProtectionDomain, QueuePair};
+
+const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 
 macro_rules! cases {
     ($($case:ident),* $(,)?) => {
@@ -29,6 +33,7 @@ cases! {
     transfer_reports_parts_in_order,
     flush_by_read_completes,
     every_path_reports_its_refusal,
+    a_file_is_served_into_gpu_memory,
 }
 
 /// Runs itself again with the variable by which the userspace device finds the driver.
@@ -286,5 +291,43 @@ fn every_path_reports_its_refusal() -> Outcome {
         "memory of GPU 0 cannot be registered with soft0: dmabuf: soft0 is a device in software: no bus connects it to the GPU; \
          peermem: dmabuf is forced; device-copy: dmabuf is forced; staged: dmabuf is forced"
     );
+    Ok(())
+}
+
+/// By the copies that the userspace device has the GPU make.
+fn a_file_is_served_into_gpu_memory() -> Outcome {
+    const LEN: usize = 3_000_001;
+    let setting = Setting::new()?;
+    let folder = tempfile::tempdir()?;
+    std::fs::write(folder.path().join("weights"), pattern(LEN, 1))?;
+    let listener = Listener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr();
+    let memory = GpuMemory::alloc(&setting.context, LEN + 100)?;
+    setting.stream.fill(memory.all(), 0xa5)?;
+    setting.stream.synchronize()?;
+    let inbox = GpuRegistration::new(&setting.pd)
+        .path(Path::DeviceCopy)
+        .register(&memory, PeerWrite)?;
+    let mut arrivals = Arrivals::new(&setting.pd, inbox.region(), Scope::Owner)?;
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| {
+            let server = FileServer::new(folder.path())?;
+            let pd = Library::new(api())
+                .open("soft0")
+                .and_then(|device| device.protection_domain())
+                .expect("a device");
+            server.serve(&pd, listener.accept(TIMEOUT)?)
+        });
+        let mut client = FileClient::new(&setting.pd, Exchange::connect(address, TIMEOUT)?)?;
+        let count = client.read_at("weights", 1, inbox.remote())?;
+        client.finish()?;
+        let sent = server.join().expect("the server ends")?;
+        assert_eq!((count, sent), (LEN as u64 - 1, LEN as u64 - 1));
+        Ok::<(), Box<dyn Error>>(())
+    })?;
+    arrivals.publish(.., &setting.stream)?;
+    let bytes = setting.bytes(&memory)?;
+    assert!(bytes[..LEN - 1] == pattern(LEN, 1)[1..], "other bytes than the file's");
+    assert!(bytes[LEN - 1..].iter().all(|byte| *byte == 0xa5));
     Ok(())
 }

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::coll::{CollArgs, NOTES};
 use crate::compare::CompareArgs;
@@ -20,6 +20,7 @@ use crate::manual::{CompletionsArgs, ManArgs};
 use crate::plan::Kind;
 use crate::report::{Thresholds, column_help};
 use crate::stats::ClockChoice;
+use crate::storage::{self, FileArgs};
 use crate::sweep::SweepArgs;
 use crate::units::{parse_bandwidth, parse_bytes, parse_bytes_u32, parse_duration, parse_rate, parse_seconds};
 
@@ -38,6 +39,7 @@ Examples:
   doorbell bw write --gpu 0,1               from one GPU's memory into another's
   doorbell devices -v                       devices, GIDs and limits
   doorbell diagnose                         conditions that distort results, with advice
+  doorbell bw file --gpu 0 weights.bin      a file into a GPU's memory, beside the disk's and the bus's limits
   doorbell gpu                              GPUs, and by which paths the devices reach their memory
   doorbell topo                             which adapter is near which GPU
   doorbell limits                           the machine's own limits, and how close the device comes
@@ -53,6 +55,42 @@ pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// A command line, parsed.
+pub(crate) enum Invocation {
+    Cli(Cli),
+    /// `doorbell bw file`.
+    File(FileArgs),
+}
+
+/// The command line: `bw file` shares no option with the other tests of `bw`, and so is a
+/// subcommand in their place.
+pub(crate) fn command_line() -> clap::Command {
+    let file = FileArgs::augment_args(clap::Command::new("file"))
+        .about("Measure reading and writing of files, from and to host or GPU memory")
+        .after_help(storage::NOTES);
+    Cli::command().mut_subcommand("bw", |bw| {
+        bw.args_conflicts_with_subcommands(true)
+            .subcommand_negates_reqs(true)
+            .subcommand(file)
+    })
+}
+
+impl Invocation {
+    /// Parses the arguments of this process; ends it with a message where they are invalid.
+    pub(crate) fn parse() -> Self {
+        let mut command = command_line();
+        let matches = command.get_matches_mut();
+        let file = matches
+            .subcommand_matches("bw")
+            .and_then(|bw| bw.subcommand_matches("file"));
+        let parsed = match file {
+            Some(file) => FileArgs::from_arg_matches(file).map(Self::File),
+            None => Cli::from_arg_matches(&matches).map(Self::Cli),
+        };
+        parsed.unwrap_or_else(|error| error.format(&mut command).exit())
+    }
 }
 
 /// The commands.
@@ -232,6 +270,10 @@ pub(crate) struct TopoArgs {
 /// The arguments of `doorbell gpu`.
 #[derive(Args, Debug)]
 pub(crate) struct GpuArgs {
+    /// Show by which path this file is read into host memory and that of each GPU, and why not by
+    /// better ones; the file is only read
+    #[arg(long, value_name = "FILE")]
+    pub(crate) storage: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -477,13 +519,11 @@ pub(crate) struct TestArgs {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
     fn the_definition_is_consistent() {
-        Cli::command().debug_assert();
+        command_line().debug_assert();
     }
 
     #[test]
@@ -517,6 +557,11 @@ mod tests {
             "doorbell bw write peer --server",
             "doorbell bw write --bind 0.0.0.0",
             "doorbell bw write --gpu first",
+            "doorbell bw file",
+            "doorbell bw file x --path fast",
+            "doorbell bw file x --depth 0",
+            "doorbell bw file x -q 2",
+            "doorbell bw -q 2 file x",
             "doorbell lat write -q 2",
             "doorbell run",
             "doorbell run --address localhost -- true",
@@ -524,7 +569,7 @@ mod tests {
             "doorbell env true",
             "doorbell tpoo",
         ] {
-            let refused = Cli::try_parse_from(line.split(' ')).expect_err(line);
+            let refused = command_line().try_get_matches_from(line.split(' ')).expect_err(line);
             assert!(refused.exit_code() == 2, "{line}");
         }
     }

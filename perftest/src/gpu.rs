@@ -2,6 +2,7 @@
 //! and why others are not available.
 
 use std::fmt::Write;
+use std::path::Path as FilePath;
 
 use doorbell_cuda::{Device, Driver, PeerLink, SmallCopies, WritesOrdering};
 use doorbell_gpudirect::{Flush, GpuMemory, MAX_SMALL_COPY, Path, PathSurvey, Scope, SmallWindow, survey};
@@ -12,6 +13,7 @@ use crate::cli::GpuArgs;
 use crate::device::{self, Side, Soft};
 use crate::failure::{Failure, one_line};
 use crate::report::{self, LinkKind};
+use crate::storage::{StorageStatus, stream, tried};
 
 #[derive(Debug, Serialize)]
 struct Listing {
@@ -20,6 +22,9 @@ struct Listing {
     cuda: Option<String>,
     gpus: Vec<Entry>,
     paths: Vec<Pair>,
+    /// Of the file of `--storage`, into each memory.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    storage: Vec<FileInto>,
     /// What could not be checked, and why.
     notes: Vec<String>,
 }
@@ -61,6 +66,16 @@ struct Pair {
 }
 
 #[derive(Debug, Serialize)]
+struct FileInto {
+    file: String,
+    /// The GPU; none for host memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<usize>,
+    #[serde(flatten)]
+    status: StorageStatus,
+}
+
+#[derive(Debug, Serialize)]
 struct PathStatus {
     path: &'static str,
     works: bool,
@@ -87,6 +102,7 @@ pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
         cuda: None,
         gpus: Vec::new(),
         paths: Vec::new(),
+        storage: Vec::new(),
         notes: Vec::new(),
     };
     match Driver::load() {
@@ -97,16 +113,37 @@ pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
         }
         Err(absent) => listing.notes.push(one_line(&absent.to_string())),
     }
+    if let Some(file) = &args.storage {
+        listing.storage = storage(file, &listing.gpus)?;
+    }
     if args.json {
         return report::print_json(&listing);
     }
     if !listing.gpus.is_empty() {
         report::print_line(&text(&listing))?;
     }
+    for into in &listing.storage {
+        let memory = into.gpu.map_or("host memory".to_owned(), |gpu| format!("GPU {gpu}"));
+        report::print_line(&into.status.lines(&format!("{} into {memory}: ", into.file)))?;
+    }
     for note in &listing.notes {
         eprintln!("doorbell: note: {note}");
     }
     Ok(())
+}
+
+/// By which path a file is read into host memory, and into that of each GPU.
+fn storage(file: &FilePath, gpus: &[Entry]) -> Result<Vec<FileInto>, Failure> {
+    let numbers = std::iter::once(None).chain(gpus.iter().map(|gpu| Some(gpu.number)));
+    let into = numbers.map(|gpu| {
+        let stream = gpu.map(stream).transpose()?;
+        Ok(FileInto {
+            file: one_line(&file.display().to_string()),
+            gpu,
+            status: tried(file, stream.as_ref()).map_err(Failure::Test)?,
+        })
+    });
+    into.collect()
 }
 
 fn query(driver: Driver, soft: Soft, listing: &mut Listing) -> Result<(), Failure> {

@@ -36,6 +36,7 @@ mod progress;
 mod report;
 mod run;
 mod stats;
+mod storage;
 mod sweep;
 mod topo;
 mod units;
@@ -44,13 +45,12 @@ use std::env;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::Parser;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::classic::tool::Tool;
-use crate::cli::{Cli, Command};
+use crate::cli::{Command, Invocation};
 use crate::failure::Failure;
 use crate::plan::Plan;
 
@@ -72,12 +72,16 @@ pub fn main_with(libraries: &'static [EmbeddedLibrary]) -> ExitCode {
         log();
         return classic::main(tool);
     }
-    let cli = Cli::parse();
+    let invocation = Invocation::parse();
     log();
-    match run(&cli.command) {
+    let (outcome, is_child) = match &invocation {
+        Invocation::Cli(cli) => (run(&cli.command), cli.command.is_child()),
+        Invocation::File(args) => (storage::run(args), false),
+    };
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            if !cli.command.is_child() {
+            if !is_child {
                 eprintln!("doorbell: {failure}");
             }
             failure.exit_code()

@@ -5,11 +5,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, CommandFactory, ValueEnum};
+use clap::{Args, ValueEnum};
 use clap_complete::generate;
 use clap_complete::shells::{Bash, Fish, Zsh};
 
-use crate::cli::Cli;
+use crate::cli::command_line;
 use crate::failure::Failure;
 use crate::report;
 
@@ -40,7 +40,7 @@ pub(crate) struct ManArgs {
 /// # Errors
 /// [`Failure::Test`] when stdout cannot be written.
 pub(crate) fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
-    let mut command = Cli::command();
+    let mut command = command_line();
     let mut script = Vec::new();
     match args.shell {
         Shell::Bash => generate(Bash, &mut command, NAME, &mut script),
@@ -54,7 +54,7 @@ pub(crate) fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
 /// [`Failure::Test`] when stdout or the folder cannot be written.
 pub(crate) fn pages(args: &ManArgs) -> Result<(), Failure> {
     // As `generate_to` does: `help` needs no page.
-    let command = Cli::command().disable_help_subcommand(true);
+    let command = command_line().disable_help_subcommand(true);
     let Some(folder) = &args.folder else {
         let mut page = Vec::new();
         clap_mangen::Man::new(command)

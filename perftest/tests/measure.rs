@@ -77,6 +77,7 @@ fn every_result_matches_the_schema() {
             "limits",
             &["limits --quick -D 0.05 --only memcpy,shm_pingpong,soft_local_write_bw,soft_local_msg_rate,idle_cpu"],
         ),
+        ("file", &["bw file Cargo.toml -n 2 --no-write"]),
     ] {
         let one = of(name);
         for line in lines {

@@ -16,6 +16,7 @@ pages! {
     Collectives = "collectives.md";
     Moe = "moe.md";
     Gpu = "gpu.md";
+    Storage = "storage.md";
     Connect = "guide/connect.md";
     StreamWrites = "guide/stream-writes.md";
     ServeReads = "guide/serve-reads.md";

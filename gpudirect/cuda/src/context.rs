@@ -103,6 +103,17 @@ impl Context {
         )
     }
 
+    /// Calls `work` with it as the thread's current context, and restores the previous one: for
+    /// libraries that use the current context.
+    ///
+    /// # Errors
+    /// The driver's, before `work` is called.
+    #[doc(alias("cuCtxPushCurrent", "cuCtxPopCurrent"))]
+    pub fn with_current<T>(&self, work: impl FnOnce() -> T) -> Result<T, Error> {
+        let _entered = self.enter()?;
+        Ok(work())
+    }
+
     /// Waits for all work of the device in this context, and frees resources that waited for it.
     ///
     /// # Errors

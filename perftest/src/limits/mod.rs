@@ -90,19 +90,19 @@ struct Comparison {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-struct Ratio {
+pub(crate) struct Ratio {
     /// The median of the rounds.
     #[serde(rename = "ratio")]
-    median: f64,
+    pub(crate) median: f64,
     #[serde(rename = "ratio_min")]
-    least: f64,
+    pub(crate) least: f64,
     #[serde(rename = "ratio_max")]
-    greatest: f64,
+    pub(crate) greatest: f64,
 }
 
 impl Ratio {
     /// `None` without a round.
-    fn of(rounds: &[f64]) -> Option<Self> {
+    pub(crate) fn of(rounds: &[f64]) -> Option<Self> {
         Some(Self {
             median: median(rounds.to_vec())?,
             least: rounds.iter().copied().min_by(f64::total_cmp)?,
@@ -376,7 +376,7 @@ impl<'a> Selection<'a> {
     }
 }
 
-fn median(mut values: Vec<f64>) -> Option<f64> {
+pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
     let upper = *values.get(values.len() / 2)?;
     if values.len() % 2 == 1 {

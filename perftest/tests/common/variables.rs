@@ -1,7 +1,7 @@
 //! Environment variables that tests set themselves or must not inherit.
 
 /// Variables that every command of a test is started without.
-pub(crate) const VARIABLES: [&str; 18] = [
+pub(crate) const VARIABLES: [&str; 20] = [
     "DOORBELL_SOFT_ADDR",
     "DOORBELL_SOFT_PORT",
     "DOORBELL_FAULTS",
@@ -10,6 +10,8 @@ pub(crate) const VARIABLES: [&str; 18] = [
     "DOORBELL_COPY",
     "DOORBELL_GPU_PATH",
     "DOORBELL_CUDA_LIBRARY",
+    "DOORBELL_STORAGE_PATH",
+    "DOORBELL_CUFILE_LIBRARY",
     "DOORBELL_ALGORITHM",
     "DOORBELL_PROTOCOL",
     "DOORBELL_CHANNELS",

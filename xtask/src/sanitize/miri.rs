@@ -94,6 +94,8 @@ const PACKAGES: [(&str, Part); 30] = [
                 "heap::exchange",
                 "--skip",
                 "the_kernels_header_is_committed",
+                "--skip",
+                "storage::",
             ],
             "memfds, sockets and variables of the environment",
         ),
