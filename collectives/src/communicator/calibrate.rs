@@ -7,6 +7,7 @@
 //! these are left out where ranks outnumber processors.
 
 use std::hint::black_box;
+use std::iter;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -99,8 +100,9 @@ enum Pattern {
     Gathered(u32),
     /// So many messages from the first rank to the second; the others are idle.
     Isolated(u32),
-    /// The same, reduced as they arrive.
+    /// The same, reduced as they arrive; and received into scratch memory and then reduced.
     IsolatedReduced(u32),
+    IsolatedGathered(u32),
     /// So many ping-pong exchanges between the first two ranks; the others are idle.
     PingPong(u32),
     /// Messages to different ranks, if there are several others, and then as many receives.
@@ -116,6 +118,7 @@ impl Pattern {
             | Self::Gathered(messages)
             | Self::Isolated(messages)
             | Self::IsolatedReduced(messages)
+            | Self::IsolatedGathered(messages)
             | Self::PingPong(messages)
             | Self::Burst(messages) => messages,
         }
@@ -147,10 +150,31 @@ impl Pattern {
                     _ => Step::Recv { from, into },
                 }
             };
+            let arrive = |block| match self {
+                Self::Gathered(_) | Self::IsolatedGathered(_) => {
+                    let scratch = Span::block(PlanMemory::Scratch, block);
+                    let receive = Step::Recv {
+                        from: before,
+                        into: scratch,
+                    };
+                    let reduce = Step::Reduce {
+                        sources: [scratch, Span::block(PlanMemory::Input, block)].into(),
+                        into: Span::block(PlanMemory::Output, block),
+                    };
+                    vec![receive, reduce]
+                }
+                _ => vec![receive(block)],
+            };
             match self {
-                Self::PingPong(_) | Self::Isolated(_) | Self::IsolatedReduced(_) if at > 1 => Vec::new(),
-                Self::Isolated(_) | Self::IsolatedReduced(_) if at == 0 => (0..blocks).map(send).collect(),
-                Self::Isolated(_) | Self::IsolatedReduced(_) => (0..blocks).map(receive).collect(),
+                Self::PingPong(_) | Self::Isolated(_) | Self::IsolatedReduced(_) | Self::IsolatedGathered(_)
+                    if at > 1 =>
+                {
+                    Vec::new()
+                }
+                Self::Isolated(_) | Self::IsolatedReduced(_) | Self::IsolatedGathered(_) => match at {
+                    0 => (0..blocks).map(send).collect(),
+                    _ => (0..blocks).flat_map(arrive).collect(),
+                },
                 Self::PingPong(_) => {
                     let (there, here) = match at {
                         0 => (ring[1], true),
@@ -183,21 +207,9 @@ impl Pattern {
                     };
                     (0..blocks).map(to).chain((0..blocks).map(from)).collect()
                 }
-                Self::Gathered(_) => {
-                    let scratch = |block| Span::block(PlanMemory::Scratch, block);
-                    let receive = |block| Step::Recv {
-                        from: before,
-                        into: scratch(block),
-                    };
-                    let reduce = |block| Step::Reduce {
-                        sources: [scratch(block), Span::block(PlanMemory::Input, block)].into(),
-                        into: Span::block(PlanMemory::Output, block),
-                    };
-                    (0..blocks)
-                        .flat_map(|block| [send(block), receive(block), reduce(block)])
-                        .collect()
-                }
-                _ => (0..blocks).flat_map(|block| [send(block), receive(block)]).collect(),
+                _ => (0..blocks)
+                    .flat_map(|block| iter::once(send(block)).chain(arrive(block)))
+                    .collect(),
             }
         };
         let all = || (0..ranks).map(Rank);
@@ -213,7 +225,7 @@ impl Pattern {
                 .map(|rank| Program {
                     strands: vec![program(rank)],
                     scratch: match self {
-                        Self::Gathered(_) => (0..blocks).collect(),
+                        Self::Gathered(_) | Self::IsolatedGathered(_) => (0..blocks).collect(),
                         _ => Vec::new(),
                     },
                     ..Program::default()
@@ -344,7 +356,12 @@ impl<'a> Calibrator<'a> {
                 measurements.push(self.measurement(ring, protocol, Pattern::Forwarded(messages), bytes)?);
                 measurements.push(self.measurement(ring, protocol, Pattern::Reduced(messages), bytes)?);
                 if protocol == Protocol::Simple {
-                    for pattern in [Pattern::IsolatedReduced, Pattern::Gathered, Pattern::Isolated] {
+                    for pattern in [
+                        Pattern::IsolatedReduced,
+                        Pattern::Gathered,
+                        Pattern::IsolatedGathered,
+                        Pattern::Isolated,
+                    ] {
                         measurements.push(self.measurement(ring, protocol, pattern(messages), bytes)?);
                     }
                 }
@@ -413,11 +430,17 @@ impl<'a> Calibrator<'a> {
                 .filter(Measurement::is_measured)
                 .map(|measurement| measurement.hops(GRANTED_MARK).1);
             let (mut resident, mut forwarded, mut reduced) = (Vec::new(), Vec::new(), Vec::new());
-            let (mut isolated_reduced, mut gathered, mut isolated) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut isolated_reduced, mut isolated) = (Vec::new(), Vec::new());
+            let (mut gathered, mut isolated_gathered) = (Vec::new(), Vec::new());
             for mark in self.marks(protocol) {
                 let mut kinds = vec![&mut resident, &mut forwarded, &mut reduced];
                 if protocol == Protocol::Simple {
-                    kinds.extend([&mut isolated_reduced, &mut gathered, &mut isolated]);
+                    kinds.extend([
+                        &mut isolated_reduced,
+                        &mut gathered,
+                        &mut isolated_gathered,
+                        &mut isolated,
+                    ]);
                 }
                 for kind in kinds {
                     let measured = measurements.next().filter(Measurement::is_measured);
@@ -437,6 +460,7 @@ impl<'a> Calibrator<'a> {
                 reduced,
                 isolated_reduced,
                 gathered,
+                isolated_gathered,
                 isolated,
             }
         });

@@ -123,7 +123,7 @@ impl Rates {
         let beta = cost.beta(message, whole, false, 1.0);
         let (giving, taking) = link.data_mover.shares(work.protocol, message);
         let own = compute.gamma(message, whole);
-        let gathered = cost.gathering(message, whole).filter(|_| giving > taking);
+        let gathered = cost.gathering(message, whole, sends).filter(|_| giving > taking);
         let wire = match link.data_mover {
             DataMover::Device => cost.beta_ns_per_byte,
             DataMover::Processors => 0.0,

@@ -79,9 +79,24 @@ pub struct ByteCosts {
     pub isolated_reduced: Scale,
     /// Of data that a later step of the receiver reduces, including γ.
     pub gathered: Scale,
+    /// The same where the receiver sends nothing meanwhile: of the slower of sender and receiver.
+    #[serde(rename = "gathered_alone")]
+    pub isolated_gathered: Scale,
     /// Of data in memory, while no other rank of the host uses the memory bandwidth.
     #[serde(rename = "alone")]
     pub isolated: Scale,
+}
+
+impl ByteCosts {
+    /// ns per byte of reducing beside moving. A rank that only receives reduces while its sender
+    /// moves the next message, and the slower of them counts.
+    fn added(&self, (both, isolated): (Scale, Scale), (bytes, whole): (f64, f64), sends: bool) -> f64 {
+        let at = |scale: Scale| scale.ns_per_byte(bytes, whole);
+        match sends {
+            true => (at(both) - at(self.resident)).max(0.0),
+            false => at(isolated),
+        }
+    }
 }
 
 /// Message length above which its first bytes have left the sender's cache.
@@ -129,20 +144,14 @@ impl MessageCost {
     #[must_use]
     pub fn reducing(&self, bytes: f64, whole: f64, sends: bool) -> Option<f64> {
         let moves = self.bytes?;
-        let at = |scale: Scale| scale.ns_per_byte(bytes, whole);
-        let both = (at(moves.reduced) - at(moves.resident)).max(0.0);
-        Some(if sends {
-            both
-        } else {
-            both.min(at(moves.isolated_reduced))
-        })
+        Some(moves.added((moves.reduced, moves.isolated_reduced), (bytes, whole), sends))
     }
 
     /// The same where a later step reduces what was received.
     #[must_use]
-    pub fn gathering(&self, bytes: f64, whole: f64) -> Option<f64> {
+    pub fn gathering(&self, bytes: f64, whole: f64, sends: bool) -> Option<f64> {
         let moves = self.bytes?;
-        Some((moves.gathered.ns_per_byte(bytes, whole) - moves.resident.ns_per_byte(bytes, whole)).max(0.0))
+        Some(moves.added((moves.gathered, moves.isolated_gathered), (bytes, whole), sends))
     }
 
     /// β of messages of so many bytes, in an operation with so many per rank, ns per byte; `others`

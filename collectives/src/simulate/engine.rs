@@ -280,9 +280,10 @@ impl<'a> Simulation<'a> {
         (compute.gamma(bytes, whole) * 1e3, compute.copy(bytes, whole) * 1e3)
     }
 
-    /// ps of a reduction of these sources into so many bytes. What another processor has written
+    /// ps of a thread's reduction of these sources into so many bytes. What another processor has written
     /// into this rank's memory costs more to read; reads of several such sources overlap.
-    fn reduction(&self, rank: u32, sources: &[Span], least: f64) -> f64 {
+    fn reduction(&self, id: usize, sources: &[Span], least: f64) -> f64 {
+        let Thread { rank, sends, .. } = self.threads[id];
         let prices = self.prices(rank, rank);
         let bytes = |span: &Span| self.bytes(span.place.form(), *span);
         let is_moved = |span: &&Span| {
@@ -293,7 +294,7 @@ impl<'a> Simulation<'a> {
         let operands = sources.iter().skip(1).map(bytes).sum::<f64>().max(least);
         let Some(gathering) = prices
             .cost
-            .gathering(received, self.touched(received))
+            .gathering(received, self.touched(received), sends)
             .filter(|_| received > 0.0)
         else {
             return operands * self.own(least).0;
@@ -354,7 +355,7 @@ impl<'a> Simulation<'a> {
                 }
                 Step::Reduce { sources, into } => {
                     let least = self.bytes(into.place.form(), into);
-                    at = self.work(rank, now, self.reduction(rank, &sources, least));
+                    at = self.work(rank, now, self.reduction(id, &sources, least));
                 }
                 Step::Copy { from, .. } => {
                     let bytes = self.bytes(from.place.form(), from);

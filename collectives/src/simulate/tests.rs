@@ -442,6 +442,7 @@ fn memory_bandwidth_is_shared() {
         reduced: scale(all),
         isolated_reduced: scale(all),
         gathered: scale(all),
+        isolated_gathered: scale(all),
         isolated: scale(alone),
     });
     let fabric = Fabric::one_host(2, link, COMPUTE);
@@ -463,6 +464,7 @@ fn the_slices_of_a_long_operation_cost_what_its_memory_does() {
         reduced: scale,
         isolated_reduced: scale,
         gathered: scale,
+        isolated_gathered: scale,
         isolated: scale,
     });
     let fabric = Fabric::one_host(2, link, COMPUTE);
@@ -487,6 +489,7 @@ fn what_another_processor_wrote_costs_more_to_reduce() {
             reduced: scale(moved),
             isolated_reduced: scale(moved),
             gathered: scale(gathered),
+            isolated_gathered: scale(gathered),
             isolated: scale(moved),
         });
         let order: Vec<_> = (0..2).map(Rank).collect();

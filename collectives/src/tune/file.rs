@@ -195,6 +195,7 @@ impl TuningFile {
                         ("reduced", moves.reduced),
                         ("reduced_alone", moves.isolated_reduced),
                         ("gathered", moves.gathered),
+                        ("gathered_alone", moves.isolated_gathered),
                         ("alone", moves.isolated),
                     ]
                 });

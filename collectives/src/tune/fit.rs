@@ -53,6 +53,8 @@ pub struct Messages {
     pub isolated_reduced: Vec<(u64, Hops)>,
     /// Hops of messages from memory that a later step reduces; of Simple only.
     pub gathered: Vec<(u64, Hops)>,
+    /// The same, from the first rank to the second only; of Simple only.
+    pub isolated_gathered: Vec<(u64, Hops)>,
     /// Hops of messages from memory, from the first rank to the second only.
     pub isolated: Vec<(u64, Hops)>,
 }
@@ -119,6 +121,7 @@ impl Messages {
             reduced: rates(&self.reduced, false).unwrap_or(resident),
             isolated_reduced: rates(&self.isolated_reduced, true).unwrap_or(resident),
             gathered: rates(&self.gathered, false).unwrap_or(resident),
+            isolated_gathered: rates(&self.isolated_gathered, true).unwrap_or(resident),
             isolated: rates(&self.isolated, true).unwrap_or(resident),
         });
         MessageCost {
@@ -216,6 +219,7 @@ mod tests {
             reduced: hops(beta[2]),
             isolated_reduced: one_way_hops(beta[0] / 4.0),
             gathered: hops(beta[3]),
+            isolated_gathered: one_way_hops(beta[0] / 5.0),
             isolated: one_way_hops(beta[0] / 2.0),
         }
     }
@@ -253,7 +257,8 @@ mod tests {
         near(link.simple.beta(1e6, 64.0, true, 1.0), 0.08);
         near(link.simple.reducing(1e6, 64.0, true).unwrap(), 0.04);
         near(link.simple.reducing(1e6, 64.0, false).unwrap(), 0.0125);
-        near(link.simple.gathering(1e6, 64.0).unwrap(), 0.07);
+        near(link.simple.gathering(1e6, 64.0, true).unwrap(), 0.07);
+        near(link.simple.gathering(1e6, 64.0, false).unwrap(), 0.01);
         near(link.simple.beta_ns_per_byte, 0.05);
         assert_eq!((link.ll.grant_ns, link.ll.confirm_ns), (0.0, 0.0));
         near(link.ll128.send_ns, 168.0);
