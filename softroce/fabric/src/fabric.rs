@@ -349,7 +349,7 @@ impl Fabric {
     fn receive(&mut self, host: usize, packet: Packet) {
         let draw = self.random.f64();
         let node = &mut self.hosts[host];
-        let wake_up = node.wake_up(draw);
+        let wake_up = node.wake_up(self.now, draw);
         if wake_up.is_zero() && node.waiting.is_empty() {
             self.arrive(host, &packet);
             self.service(host);
