@@ -37,8 +37,7 @@ pub fn ring(bytes: u32, control: Control, pfc: bool, seed: u64) -> Ring {
         ..SwitchConfig::default()
     };
     let clos = Topology::clos(LEAVES, SPINES, HOSTS_PER_LEAF, switch, link(40, 1));
-    let config = Config { ..control.config(seed) };
-    let mut fabric = Fabric::new(&clos, config);
+    let mut fabric = Fabric::new(&clos, control.config(seed));
     let host = |rank: usize| rank % LEAVES * HOSTS_PER_LEAF + rank / LEAVES % HOSTS_PER_LEAF;
     for rank in 0..RANKS {
         fabric.add(FlowSpec {
