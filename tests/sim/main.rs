@@ -1,5 +1,6 @@
 //! The protocol engine on a simulated network: virtual clock, real packets and ICRCs.
 
+mod congestion;
 mod conversation;
 mod grid;
 mod hostile;

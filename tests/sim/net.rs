@@ -6,10 +6,11 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use doorbell_roce_proto::congestion::ecn;
 use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::wire::UDP_PORT;
 use doorbell_roce_proto::work::{Completion, CqId};
-use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant};
+use doorbell_roce_proto::{AsyncEvent, Datagram, Endpoint, Ident, Instant, Transmit};
 use doorbell_softroce::links::udp::fault::{FaultConfig, FaultModel};
 
 use crate::memory::SimMemory;
@@ -75,6 +76,7 @@ pub(crate) struct Packet {
     pub(crate) src: IpAddr,
     pub(crate) dst: IpAddr,
     pub(crate) ident: u16,
+    pub(crate) traffic_class: u8,
     pub(crate) payload: Vec<u8>,
     /// It was corrupted in bytes that the ICRC covers.
     pub(crate) damaged: bool,
@@ -190,6 +192,11 @@ impl Network {
         number
     }
 
+    /// Other faults of a node's packets from now on.
+    pub(crate) fn set_faults(&mut self, node: usize, faults: FaultConfig) {
+        self.nodes[node].faults = FaultModel::new(faults);
+    }
+
     pub(crate) fn wake_at(&mut self, at: Instant, token: usize) {
         self.schedule(at, Event::Wake { token });
     }
@@ -292,7 +299,7 @@ impl Network {
                 Idents::Known => Ident::Known(packet.ident),
                 Idents::Zero | Idents::Counting => Ident::Unknown { segment: 0 },
             },
-            traffic_class: 0,
+            traffic_class: packet.traffic_class,
             payload: &packet.payload,
         };
         endpoint.handle_datagram(self.now, &datagram, memory);
@@ -328,11 +335,12 @@ impl Network {
             return Ok(false);
         };
         self.monitor.sent(from, transmit.qpn, &self.buf[..transmit.len])?;
-        self.send(from, transmit.dst, transmit.len);
+        self.send(from, &transmit);
         Ok(true)
     }
 
-    fn send(&mut self, from: usize, dst: IpAddr, len: usize) {
+    fn send(&mut self, from: usize, transmit: &Transmit) {
+        let (dst, len) = (transmit.dst, transmit.len);
         let node = &mut self.nodes[from];
         let (src, ident) = (node.address, node.ident);
         node.ident = node.ident.wrapping_add(u16::from(self.link.idents != Idents::Zero));
@@ -363,6 +371,10 @@ impl Network {
                 src,
                 dst,
                 ident,
+                traffic_class: match delivery.marked {
+                    true => ecn::mark(transmit.traffic_class),
+                    false => transmit.traffic_class,
+                },
                 payload,
                 damaged: delivery
                     .corruption

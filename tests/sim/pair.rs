@@ -24,14 +24,22 @@ pub(crate) struct PairConfig {
 
 /// Two connected nodes in RTS, with all rights, all requests signaled and maximum retries.
 pub(crate) fn connect(net: &mut Network, config: PairConfig) -> [Qpn; 2] {
+    let endpoint = EndpointConfig {
+        window: config.window,
+        tail_loss_probes: config.tail_loss_probes,
+        ..EndpointConfig::default()
+    };
+    connect_with(net, endpoint, config.mtu, config.timeout)
+}
+
+/// As [`connect`], with another configuration of the endpoints.
+pub(crate) fn connect_with(net: &mut Network, config: EndpointConfig, mtu: Mtu, timeout: u8) -> [Qpn; 2] {
     let addresses = [1, 2].map(|host| IpAddr::from(Ipv4Addr::new(10, 9, 0, host)));
     let qpns = addresses.map(|address| {
         let node = net.add(
             Endpoint::with_config(EndpointConfig {
                 key: 1.into(),
-                window: config.window,
-                tail_loss_probes: config.tail_loss_probes,
-                ..EndpointConfig::default()
+                ..config
             }),
             address,
         );
@@ -71,7 +79,7 @@ pub(crate) fn connect(net: &mut Network, config: PairConfig) -> [Qpn; 2] {
             Modify {
                 state: Some(State::Rtr),
                 path: Some(path),
-                path_mtu: Some(config.mtu),
+                path_mtu: Some(mtu),
                 dest_qpn: Some(qpns[1 - i]),
                 rq_psn: Some(Psn::new(0)),
                 max_dest_rd_atomic: Some(1),
@@ -81,7 +89,7 @@ pub(crate) fn connect(net: &mut Network, config: PairConfig) -> [Qpn; 2] {
             Modify {
                 state: Some(State::Rts),
                 sq_psn: Some(Psn::new(0)),
-                timeout: Some(config.timeout),
+                timeout: Some(timeout),
                 retry_cnt: Some(7),
                 rnr_retry: Some(7),
                 max_rd_atomic: Some(1),

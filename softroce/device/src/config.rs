@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use doorbell_roce_proto::congestion::CongestionConfig;
 
-use crate::congestion;
+use crate::congestion_text;
 use crate::links::shm::CopyMode;
 use crate::links::udp::ROCE_PORT;
 use crate::links::udp::fault::FaultConfig;
@@ -176,7 +176,7 @@ impl DeviceConfig {
             };
         }
         if let Some(value) = set("DOORBELL_CONGESTION") {
-            pattern.congestion = congestion::parse(&value)
+            pattern.congestion = congestion_text::parse(&value)
                 .map_err(|problem| ConfigError::new("DOORBELL_CONGESTION", &value, problem))?;
         }
         if let Some(value) = set("DOORBELL_TAIL_LOSS_PROBES") {

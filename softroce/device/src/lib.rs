@@ -11,7 +11,7 @@
 pub mod clock;
 pub mod cm;
 mod config;
-mod congestion;
+mod congestion_text;
 mod counters;
 mod cq;
 mod device;
@@ -35,7 +35,7 @@ mod xrc;
 
 #[doc(hidden)]
 pub use direct::fuzzing as fuzzing_direct;
-pub use doorbell_roce_proto::Counters;
+pub use doorbell_roce_proto::{Counters, congestion};
 
 pub use config::{ConfigError, DeviceConfig, LinkChoice};
 pub use counters::COUNTER_FILES;

@@ -5,6 +5,7 @@
 //! - [`wire`]: one file per header; [`icrc`] and [`ident`]: the invariant CRC.
 //! - [`qp`]: states, requester (window, go-back-N retransmission, retry counts), responder (ACK,
 //!   NAK, RNR NAK, duplicates, replay of atomics).
+//! - [`congestion`]: ECN, CNPs, and the rate of a queue pair by a controller.
 //! - [`memory`]: the trait through which the engine accesses registered memory; [`direct`]: the one
 //!   through which it accesses a peer's.
 #![forbid(unsafe_code)]

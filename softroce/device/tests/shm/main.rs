@@ -1,6 +1,7 @@
 //! Shm links on one address, whose memory, queue pairs or processes end while peers copy.
 
 mod direct;
+mod ecn;
 mod foreign;
 mod ports;
 mod processes;

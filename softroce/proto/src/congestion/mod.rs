@@ -4,8 +4,8 @@
 //! CNP. The reaction point (RP) is the sender: [`Congestion`] of a queue pair hands CNPs, RTTs and
 //! losses to its [`Controller`], and paces packets by the rate that it returns.
 //!
-//! A lossless link has neither. Without an algorithm a queue pair has no [`Congestion`], and every
-//! packet costs one test.
+//! A lossless link has neither. Without an algorithm a queue pair has no [`Congestion`], and a
+//! packet costs one test where it is sent and one where it is received (decision 109).
 
 mod dcqcn;
 mod delay;

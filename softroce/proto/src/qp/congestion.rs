@@ -8,8 +8,9 @@ use crate::congestion::notifier::Notification;
 use crate::congestion::{Congestion, ecn};
 use crate::memory::Memory;
 use crate::outbox::Outbox;
-use crate::qp::packet::PacketLens;
+use crate::qp::packet::{InboundPacket, PacketLens};
 use crate::qp::{Path, QueuePair};
+use crate::wire::IpFields;
 
 impl QueuePair {
     /// The traffic class of a packet on `path`: an ECN-capable one if it reacts to congestion.
@@ -57,8 +58,23 @@ impl QueuePair {
             .is_some_and(|congestion| congestion.handle_cnp(now))
     }
 
+    /// As [`handle`](Self::handle), and reports what it acknowledges.
+    #[cold]
+    pub(super) fn handle_reporting<M: Memory>(
+        &mut self,
+        now: Instant,
+        packet: &InboundPacket<'_>,
+        ip: IpFields,
+        memory: &mut M,
+        out: &mut Outbox,
+    ) {
+        let acked = self.requester.acked();
+        self.handle_any(now, packet, ip, memory, out);
+        self.report_progress(now, acked);
+    }
+
     /// A packet was handled, before which packets below `acked` were acknowledged.
-    pub(super) fn report_progress(&mut self, now: Instant, acked: u64) {
+    fn report_progress(&mut self, now: Instant, acked: u64) {
         if self.connection.link.is_some() {
             return;
         }
@@ -69,6 +85,13 @@ impl QueuePair {
         }
     }
 
+    #[cold]
+    pub(super) fn paced_deadline(&self) -> Option<Instant> {
+        let paced = self.congestion.as_ref().and_then(|congestion| congestion.deadline());
+        self.requester.deadline().into_iter().chain(paced).min()
+    }
+
+    #[cold]
     pub(super) fn handle_congestion_timeout(&mut self, now: Instant) {
         self.report_progress(now, self.requester.acked());
         if let Some(congestion) = &mut self.congestion {
@@ -78,6 +101,8 @@ impl QueuePair {
 
     /// As [`transmit`](Self::transmit), for a queue pair with a reaction point. Requests and the
     /// responses of READs wait for the rate, and requests for the window; acknowledgements do not.
+    #[cold]
+    #[inline(never)]
     pub(super) fn transmit_paced<M: Memory>(
         &mut self,
         now: Instant,

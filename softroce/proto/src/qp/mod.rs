@@ -237,11 +237,12 @@ impl QueuePair {
         self.responder.has_replies() || self.requester.has_more()
     }
 
+    #[inline]
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        match &self.congestion {
-            None => self.requester.deadline(),
-            Some(congestion) => self.requester.deadline().into_iter().chain(congestion.deadline()).min(),
+        if self.congestion.is_some() {
+            return self.paced_deadline();
         }
+        self.requester.deadline()
     }
 
     pub(crate) fn modify(&mut self, now: Instant, modify: &Modify, out: &mut Outbox) -> Result<(), ModifyError> {
@@ -403,15 +404,26 @@ impl QueuePair {
         memory: &mut M,
         out: &mut Outbox,
     ) {
-        let acked = self.requester.acked();
+        if self.congestion.is_some() {
+            return self.handle_reporting(now, packet, ip, memory, out);
+        }
+        self.handle_any(now, packet, ip, memory, out);
+    }
+
+    #[inline(always)]
+    fn handle_any<M: Memory>(
+        &mut self,
+        now: Instant,
+        packet: &InboundPacket<'_>,
+        ip: IpFields,
+        memory: &mut M,
+        out: &mut Outbox,
+    ) {
         match self.init.transport {
             Transport::Rc => self.handle_packet(now, packet, memory, out),
             Transport::Xrc => self.handle_xrc(now, packet, memory, out),
             Transport::Uc => self.handle_unreliable(packet, memory, out),
             Transport::Ud => self.handle_datagram(packet, ip, memory, out),
-        }
-        if self.congestion.is_some() {
-            self.report_progress(now, acked);
         }
     }
 
@@ -478,6 +490,7 @@ impl QueuePair {
         };
     }
 
+    #[inline]
     pub(crate) fn transmit<M: Memory>(
         &mut self,
         now: Instant,
@@ -491,6 +504,7 @@ impl QueuePair {
         self.transmit_next(now, memory, buf, out)
     }
 
+    #[inline(always)]
     fn transmit_next<M: Memory>(
         &mut self,
         now: Instant,

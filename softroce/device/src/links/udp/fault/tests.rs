@@ -105,7 +105,7 @@ fn a_bad_config_is_explained() {
     assert_eq!(error("drop"), "'drop' is not NAME=VALUE, such as drop=0.05");
     assert_eq!(
         error("dorp=0.1"),
-        "no fault is called 'dorp': there are drop, duplicate, reorder, corrupt, delay, rate, down and seed"
+        "no fault is called 'dorp': there are drop, duplicate, reorder, corrupt, mark, delay, rate, down and seed"
     );
     assert_eq!(error("drop=0.1,drop=0.2"), "'drop' is given twice");
     for value in ["1.5", "-0.1", "NaN", "5%", ""] {

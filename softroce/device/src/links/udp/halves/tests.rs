@@ -146,6 +146,33 @@ fn each_packet_of_a_batch_has_its_traffic_class_and_hop_limit() {
     }
 }
 
+/// Runs of several segments as well, which arrive coalesced (GRO) where the kernel does that.
+#[test]
+fn a_received_packet_has_the_traffic_class_that_was_sent() {
+    for ip in ["127.0.0.1", "::1"] {
+        let (mut link, mut peer) = (open_any(ip), open_any(ip));
+        let mut batch = TxBatch::new(link.local, seal);
+        // CE, no ECN, ECT(0) with DSCP 46, CE.
+        let classes = [0b11, 0, 46 << 2 | 0b10, 0b11].map(|class| [class; 5]);
+        for (fill, &traffic_class) in (0..).zip(classes.as_flattened()) {
+            let to = UdpDestination {
+                traffic_class,
+                ..peer.local.into()
+            };
+            push(&mut batch, 100, fill, to);
+        }
+        assert_eq!(batch.runs().count(), classes.len());
+        link.tx.transmit(&mut batch, Instant::ZERO).unwrap();
+        let (mut incoming, mut received) = (RxBatch::new(peer.local), Vec::new());
+        while received.len() < 20 {
+            peer.wait_readable();
+            assert!(peer.rx.receive(&mut incoming).unwrap() > 0);
+            received.extend(incoming.datagrams().map(|datagram| datagram.traffic_class));
+        }
+        assert_eq!(received, classes.as_flattened(), "{ip}");
+    }
+}
+
 #[test]
 fn a_refused_datagram_is_lost_and_the_others_go() {
     let (mut a, b) = (open_any("127.0.0.1"), open_any("127.0.0.1"));

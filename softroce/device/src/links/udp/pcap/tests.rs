@@ -71,9 +71,9 @@ fn captured(ip: &str, sizes: &[usize]) -> (Vec<u8>, u16) {
 const SIZES: [usize; 4] = [60, 60, 33, 4112];
 const CLASS: u8 = 0xb9;
 
-/// The traffic class and hop limit of a record: those sent, and the defaults of received packets.
+/// The traffic class and hop limit of a record; of received packets the hop limit is the default.
 fn fields(number: usize) -> (u8, u8) {
-    if number < SIZES.len() { (CLASS, 7) } else { (0, 64) }
+    if number < SIZES.len() { (CLASS, 7) } else { (CLASS, 64) }
 }
 
 #[test]
