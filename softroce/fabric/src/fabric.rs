@@ -124,6 +124,7 @@ pub struct Fabric {
     /// Sampled queues.
     pub watched: Vec<Watched>,
     config: Config,
+    /// By host and switch.
     routes: Vec<Vec<Vec<usize>>>,
     /// By flow: those whose messages wait for it.
     followers: Vec<Vec<usize>>,
@@ -310,8 +311,8 @@ impl Fabric {
         let now = self.now;
         let egress = self.port(node, port);
         egress.busy = true;
-        egress.stats.sent += packet.len();
-        let free = now + egress.link.time(packet.len());
+        egress.stats.sent += packet.bytes();
+        let free = now + egress.link.time(packet.bytes());
         let (at, peer) = (free + egress.link.delay, egress.peer);
         self.schedule(free, Event::Free { node, port });
         self.schedule(
@@ -333,7 +334,7 @@ impl Fabric {
     }
 
     fn forward(&mut self, switch: usize, ingress: usize, mut packet: Packet) {
-        let ports = &self.routes[switch][packet.dst];
+        let ports = &self.routes[packet.dst][switch];
         let hash = mix((packet.src as u64) << 48 | (packet.dst as u64) << 32 | u64::from(packet.src_port));
         let hash = mix(hash ^ self.config.seed ^ (switch as u64) << 20);
         let Some(egress) = ports.get((hash % ports.len().max(1) as u64) as usize).copied() else {

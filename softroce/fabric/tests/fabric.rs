@@ -6,7 +6,7 @@ use std::time::Duration;
 use doorbell_fabric::fabric::{Config, Fabric};
 use doorbell_fabric::fluid::Model;
 use doorbell_fabric::measure::{jain, percentile};
-use doorbell_fabric::scenario::{Control, fixed_point, incast, loss, parking_lot, ring, sleepers, victim};
+use doorbell_fabric::scenario::{Control, convergence, fixed_point, incast, loss, parking_lot, ring, sleepers, victim};
 use doorbell_fabric::switch::{Pfc, Red, SwitchConfig};
 use doorbell_fabric::topology::{Topology, link};
 use doorbell_fabric::traffic::FlowSpec;
@@ -145,6 +145,17 @@ fn ten_flows_oscillate_with_a_long_feedback_delay() {
     let [short, long] = [1, 20].map(|delay| fixed_point(10, delay, Duration::from_millis(40), 1).range);
     assert!(short[0] > 50_000 && short[1] < 200_000, "{short:?}");
     assert!(long[0] < 5_000 && long[1] > 150_000, "{long:?}");
+}
+
+#[test]
+fn flows_that_join_get_their_share_within_15_ms() {
+    for control in [Control::Dcqcn, Control::Delay] {
+        let intervals = convergence(control, 1);
+        for last in intervals.iter().filter(|interval| interval.end % 20 == 0) {
+            assert!(last.jain > 0.95, "{control}: {last:?}");
+            assert!(last.rates.iter().sum::<f64>() > 35.0, "{control}: {last:?}");
+        }
+    }
 }
 
 #[test]
