@@ -12,6 +12,7 @@ use crate::links::udp::ROCE_PORT;
 use crate::links::udp::fault::FaultConfig;
 
 /// The configuration of a soft device.
+// fields: one per independent setting of a device
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
     /// Its name, such as `soft0`.

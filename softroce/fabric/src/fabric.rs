@@ -112,6 +112,7 @@ pub struct Watched {
 }
 
 /// A fabric.
+// fields: clock and nodes, then what is measured, then what drives them
 pub struct Fabric {
     /// The virtual clock.
     pub now: Instant,
@@ -189,8 +190,8 @@ impl Fabric {
         flow
     }
 
-    /// `flow` posts message *k* when `earlier` has delivered *k* - 1: the steps of a ring. Neither has
-    /// started.
+    /// `flow` posts message *k* when `earlier` has delivered *k* - 1: the steps of a ring. Neither
+    /// has started.
     pub fn order(&mut self, earlier: usize, flow: usize) {
         self.flows[flow].after = Some(earlier);
         self.followers[earlier].push(flow);

@@ -151,8 +151,8 @@ impl Switch {
         self.pause_frame(ingress)
     }
 
-    /// The next packet of a port, and the frame that its departure causes. It is marked by the queue
-    /// that it leaves, so that the mark is as recent as can be.
+    /// The next packet of a port, and the frame that its departure causes. It is marked by the
+    /// queue that it leaves, so that the mark is as recent as can be.
     pub(crate) fn depart(&mut self, egress: usize, draw: f64) -> Option<(Packet, Option<PauseFrame>)> {
         let port = &mut self.ports[egress];
         let queue = port.queued();

@@ -138,8 +138,8 @@ fn dcqcn_holds_the_queue_of_its_model_at_the_full_rate_and_fairly() {
     }
 }
 
-/// 20 µs per link is 80 µs and more of feedback delay: 10 flows oscillate between an empty queue and
-/// one above Kmax, as published.
+/// 20 µs per link is 80 µs and more of feedback delay: 10 flows oscillate between an empty queue
+/// and one near Kmax, as published.
 #[test]
 fn ten_flows_oscillate_with_a_long_feedback_delay() {
     let [short, long] = [1, 20].map(|delay| fixed_point(10, delay, Duration::from_millis(40), 1).range);

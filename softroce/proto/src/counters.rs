@@ -50,7 +50,7 @@ pub struct Counters {
     pub cnps_sent: u64,
     /// Packets received with Congestion Experienced (`np_ecn_marked_roce_packets`).
     pub marked_packets: u64,
-    /// CNPs received that a controller was told of (`rp_cnp_handled`).
+    /// CNPs received that a controller has handled (`rp_cnp_handled`).
     pub cnps_handled: u64,
     /// CNPs received to no effect: no controller, or too soon after another (`rp_cnp_ignored`).
     pub cnps_ignored: u64,

@@ -117,6 +117,7 @@ pub struct Table {
 
 impl Table {
     /// As CSV, without the title.
+    // public: the command writes it
     pub fn csv(&self) -> String {
         let head = self.columns.join(",");
         let rows = self.rows.iter().map(|row| row.join(","));

@@ -14,7 +14,7 @@
 //!
 //! [`transmit`] writes packets and sets AckReq, [`fast_path`] the most frequent ones; [`response`]
 //! handles responses, [`probe`] their absence; [`unreliable`] sends for UC and UD; [`local`]
-//! executes local operations; [`congestion`] is what congestion control asks and sets.
+//! executes local operations; [`congestion`] is what congestion control reads and sets.
 
 mod congestion;
 mod fast_path;
