@@ -43,6 +43,8 @@ pub struct DeviceConfig {
     pub spin: Duration,
     /// See [`EndpointConfig::tail_loss_probes`](doorbell_roce_proto::EndpointConfig).
     pub tail_loss_probes: bool,
+    /// See [`EndpointConfig::selective_repeat`](doorbell_roce_proto::EndpointConfig).
+    pub selective_repeat: bool,
 }
 
 /// The path of packets between processes of one host.
@@ -77,6 +79,7 @@ impl DeviceConfig {
             separate_gpu_context: false,
             spin: SPIN,
             tail_loss_probes: true,
+            selective_repeat: false,
         }
     }
 
@@ -115,6 +118,7 @@ impl DeviceConfig {
     ///   semicolon and a device's name are of this device alone, as in `drop=0.05;soft1:rate=1Gb`;
     /// - `DOORBELL_START`: [`start`](Self::start);
     /// - `DOORBELL_TAIL_LOSS_PROBES`: `0` for none, as an adapter;
+    /// - `DOORBELL_SELECTIVE_REPEAT`: `1` for selective repeat with ends that have it, too;
     /// - `DOORBELL_VIEW`: [`view`](Self::view);
     /// - `DOORBELL_PCAP`: the capture file; each of several devices adds its name, as in
     ///   `file-soft1.pcap`.
@@ -170,6 +174,9 @@ impl DeviceConfig {
         }
         if let Some(value) = set("DOORBELL_TAIL_LOSS_PROBES") {
             pattern.tail_loss_probes = switch("DOORBELL_TAIL_LOSS_PROBES", &value)?;
+        }
+        if let Some(value) = set("DOORBELL_SELECTIVE_REPEAT") {
+            pattern.selective_repeat = switch("DOORBELL_SELECTIVE_REPEAT", &value)?;
         }
         if let Some(value) = set("DOORBELL_START") {
             let invalid = |_| ConfigError::new("DOORBELL_START", &value, "is not a time in nanoseconds");
@@ -395,6 +402,7 @@ mod tests {
             ("DOORBELL_FAULTS", "soft0:down=soon", "expected when it begins"),
             ("DOORBELL_START", "now", "is not a time"),
             ("DOORBELL_TAIL_LOSS_PROBES", "off", "is neither 0 nor 1"),
+            ("DOORBELL_SELECTIVE_REPEAT", "yes", "is neither 0 nor 1"),
             ("DOORBELL_LINK", "shm", "is not a link"),
             ("DOORBELL_COPY", "vm", "is not a copy mode"),
             ("DOORBELL_GPU_CONTEXT", "own", "is not a context"),
