@@ -7,7 +7,7 @@ use std::time::Duration;
 use doorbell_roce_proto::congestion::ecn;
 use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::memory::{PdId, Sge};
-use doorbell_roce_proto::qp::{FIRST_ENTROPY_PORT, Modify, Path, QpInit, RemoteAccess, State};
+use doorbell_roce_proto::qp::{Modify, Path, QpInit, RemoteAccess, State};
 use doorbell_roce_proto::wire::{Cnp, Transport, UDP_PORT};
 use doorbell_roce_proto::work::{Completion, CqId, Operation, Payload, ReceiveRequest, SendRequest};
 use doorbell_roce_proto::{Datagram, Endpoint, EndpointConfig, Ident, Instant, LKey, Mtu, Psn, Qpn, RKey};
@@ -197,7 +197,7 @@ impl Host {
         let ident = self.ident;
         self.ident = self.ident.wrapping_add(1);
         Flow::new(transmit.src, transmit.dst, src_port, UDP_PORT).seal(ident, payload);
-        let is_cnp = payload.first() == Some(&Cnp::OPCODE);
+        let is_cnp = Cnp::parse(payload).is_some();
         Some(Packet {
             src: self.number,
             dst: host_of(transmit.dst),
@@ -268,7 +268,8 @@ fn host_of(address: IpAddr) -> usize {
     }
 }
 
+/// Of a queue pair's own socket, so that ECMP spreads a host's flows.
 fn source_port(host: usize, qpn: Qpn) -> u16 {
     let mixed = crate::fabric::mix(u64::from(qpn.get()) << 32 | host as u64);
-    FIRST_ENTROPY_PORT | (mixed & 0x3fff) as u16
+    0x8000 | (mixed & 0x3fff) as u16
 }

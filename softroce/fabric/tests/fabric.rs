@@ -201,14 +201,16 @@ fn a_window_by_delay_needs_no_marks() {
 }
 
 #[test]
-fn goodput_falls_with_loss() {
-    let rates = [0.0, 0.001, 0.01].map(|rate| loss(rate, 128, Control::None, 1));
+fn goodput_falls_with_loss_and_less_with_selective_repeat() {
+    let rates = [0.0, 0.001, 0.01].map(|rate| loss(rate, 128, false, 1));
     assert!(rates[0].overhead < 1.05 && rates[0].goodput > 35.0, "{rates:?}");
     assert!(
         rates.windows(2).all(|pair| pair[1].goodput < pair[0].goodput),
         "{rates:?}"
     );
-    assert!(rates[2].goodput > 0.0);
+    let selective = loss(0.01, 128, true, 1);
+    assert!(selective.goodput > 1.5 * rates[2].goodput, "{selective:?} {rates:?}");
+    assert!(selective.overhead < rates[2].overhead, "{selective:?} {rates:?}");
 }
 
 #[test]

@@ -40,6 +40,10 @@ pub struct Counters {
     pub remote_access_naks_sent: u64,
     /// Remote operational error NAKs sent.
     pub remote_operational_naks_sent: u64,
+    /// Selective ACKs sent.
+    pub selective_acks_sent: u64,
+    /// Selective ACKs received.
+    pub selective_acks_received: u64,
     /// PSN sequence error NAKs received.
     pub sequence_naks_received: u64,
     /// RNR NAKs received.
