@@ -28,7 +28,7 @@ use crate::qp::peer_port::{PeerPort, Progress};
 use crate::qp::requester::Requester;
 use crate::qp::responder::{FatalNak, Responder};
 use crate::srq::SharedQueue;
-use crate::wire::{Bth, IpFields, Nak, Opcode, SelectiveEth, Transport};
+use crate::wire::{Bth, IpFields, Nak, Opcode, Transport};
 use crate::work::{PostError, ReceiveRequest, SendRequest, SrqId, Status};
 use crate::{AsyncEvent, Datagram, EndpointConfig, Instant, LinkCapabilities, Mtu, Psn, Qpn};
 
@@ -202,24 +202,6 @@ impl QueuePair {
         self.connection.peer_port
     }
 
-    /// An adapter or rxe sends from other ports than a socket's: it is offered nothing that is not in
-    /// the standard.
-    pub(crate) fn pin_peer_port(&mut self, port: u16) {
-        self.connection.peer_port = PeerPort::pinned(port);
-        self.connection.selective = self.selective_repeat && self.connection.peer_port.is_socket();
-        self.requester.shrink_window(self.max_window().into());
-    }
-
-    /// With selective repeat no more is in flight than a responder keeps: what it drops beyond that
-    /// would wait for a probe.
-    fn max_window(&self) -> u32 {
-        if self.connection.selective {
-            self.window.min(SelectiveEth::PACKETS as u32)
-        } else {
-            self.window
-        }
-    }
-
     pub(crate) fn discard_kept(&mut self, out: &mut Outbox) {
         self.responder.disable_selective_repeat(out);
     }
@@ -301,9 +283,7 @@ impl QueuePair {
         };
         let window = self.connection.link.map_or(self.window, |_| self.capabilities.window);
         self.requester.set_window(window);
-        if self.connection.selective {
-            self.requester.shrink_window(self.max_window().into());
-        }
+        self.limit_to_selective();
         self.requester
             .set_probes(self.tail_loss_probes && self.connection.link.is_none());
         match (from, to) {
