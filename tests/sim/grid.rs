@@ -28,6 +28,16 @@ const SEEDS: u64 = 3;
 
 #[test]
 fn throughput_by_loss_and_window() {
+    throughput("throughput", "by go-back-N", false);
+}
+
+/// The window is at most the 256 packets that a responder keeps.
+#[test]
+fn throughput_by_selective_repeat() {
+    throughput("throughput_selective", "by selective repeat", true);
+}
+
+fn throughput(name: &str, recovery: &str, selective_repeat: bool) {
     let mut table = String::from("loss \\ window");
     for window in WINDOWS {
         let _ = write!(table, "{window:>8}");
@@ -35,12 +45,14 @@ fn throughput_by_loss_and_window() {
     for loss in LOSSES {
         let _ = write!(table, "\n{:>11.1} %", loss * 100.0);
         for window in WINDOWS {
-            let sum: f64 = (0..SEEDS).map(|seed| goodput(loss, window, seed)).sum();
+            let sum: f64 = (0..SEEDS)
+                .map(|seed| goodput(loss, window, seed, selective_repeat))
+                .sum();
             let _ = write!(table, "{:>7.1}%", 100.0 * sum / SEEDS as f64);
         }
     }
     let about = format!(
-        "Payload as a fraction of the rate of a {} Gb/s link with {} µs one way, {} MiB of WRITEs of {} KiB, MTU {}, mean of {SEEDS} seeds",
+        "Payload as a fraction of the rate of a {} Gb/s link with {} µs one way, {} MiB of WRITEs of {} KiB, MTU {}, mean of {SEEDS} seeds, {recovery}",
         BITS_PER_SECOND / 1_000_000_000,
         LATENCY.as_micros(),
         (MESSAGE * MESSAGES) >> 20,
@@ -48,7 +60,7 @@ fn throughput_by_loss_and_window() {
         MTU.bytes(),
     );
     insta::with_settings!({ description => about, omit_expression => true, prepend_module_to_snapshot => false }, {
-        insta::assert_snapshot!("throughput", table);
+        insta::assert_snapshot!(name, table);
     });
 }
 
@@ -72,6 +84,7 @@ fn completion_time_by_loss_and_timeout() {
                             mtu: MTU,
                             timeout,
                             tail_loss_probes,
+                            selective_repeat: false,
                         },
                     };
                     let times = (0..SEEDS).map(|seed| work(seed).duration().expect("every message arrives"));
@@ -93,7 +106,7 @@ fn completion_time_by_loss_and_timeout() {
 }
 
 /// As a fraction of the link rate; 0 where the queue pair fails.
-fn goodput(loss: f64, window: u32, seed: u64) -> f64 {
+fn goodput(loss: f64, window: u32, seed: u64, selective_repeat: bool) -> f64 {
     let work = Work {
         loss,
         seed,
@@ -104,6 +117,7 @@ fn goodput(loss: f64, window: u32, seed: u64) -> f64 {
             mtu: MTU,
             timeout: TIMEOUT,
             tail_loss_probes: true,
+            selective_repeat,
         },
     };
     work.duration().map_or(0.0, |took| {

@@ -56,6 +56,7 @@ fn read(idents: Idents, packets: usize) -> Counters {
         mtu: Mtu::Mtu1024,
         timeout: TIMEOUT,
         tail_loss_probes: true,
+        selective_repeat: false,
     };
     let qpns = connect(&mut net, config);
     let near = net.nodes[0].memory.register(PD, BASE, Rights::LOCAL, vec![0; LEN]);

@@ -20,6 +20,7 @@ pub(crate) struct PairConfig {
     pub(crate) mtu: Mtu,
     pub(crate) timeout: u8,
     pub(crate) tail_loss_probes: bool,
+    pub(crate) selective_repeat: bool,
 }
 
 /// Two connected nodes in RTS, with all rights, all requests signaled and maximum retries.
@@ -27,6 +28,7 @@ pub(crate) fn connect(net: &mut Network, config: PairConfig) -> [Qpn; 2] {
     let endpoint = EndpointConfig {
         window: config.window,
         tail_loss_probes: config.tail_loss_probes,
+        selective_repeat: config.selective_repeat,
         ..EndpointConfig::default()
     };
     connect_with(net, endpoint, config.mtu, config.timeout)

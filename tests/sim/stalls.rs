@@ -178,6 +178,7 @@ impl Rig {
             mtu: MTU,
             timeout,
             tail_loss_probes,
+            selective_repeat: false,
         };
         let qpns = connect(&mut net, config);
         let rights = Rights {

@@ -19,8 +19,8 @@
 //!
 //! Those of the variable `DOORBELL_FAULTS`, which act on what a device sends: the fractions `drop`,
 //! `duplicate`, `reorder`, `corrupt` and `mark`; `delay = "100us"`; `rate = "1Gb"`;
-//! `down = "3s+1s"`; and `seed`. A value is any expression that displays as the text. `pcap = "file"` keeps the captures
-//! of the packets, the devices' numbers added to the name.
+//! `down = "3s+1s"`; and `seed`. A value is any expression that displays as the text.
+//! `pcap = "file"` keeps the captures of the packets, the devices' numbers added to the name.
 //!
 //! Without `pcap` the captures are in the folder `doorbell-test` of the target folder, and stay
 //! there if the test fails. It then prints its faults and seed, its devices and the captures, in

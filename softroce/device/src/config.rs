@@ -12,6 +12,7 @@ use crate::links::udp::ROCE_PORT;
 use crate::links::udp::fault::FaultConfig;
 
 /// The configuration of a soft device.
+// fields: one per independent setting of a device
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
     /// Its name, such as `soft0`.
@@ -48,6 +49,8 @@ pub struct DeviceConfig {
     pub spin: Duration,
     /// See [`EndpointConfig::tail_loss_probes`](doorbell_roce_proto::EndpointConfig).
     pub tail_loss_probes: bool,
+    /// See [`EndpointConfig::selective_repeat`](doorbell_roce_proto::EndpointConfig).
+    pub selective_repeat: bool,
 }
 
 /// The path of packets between processes of one host.
@@ -83,6 +86,7 @@ impl DeviceConfig {
             separate_gpu_context: false,
             spin: SPIN,
             tail_loss_probes: true,
+            selective_repeat: false,
         }
     }
 
@@ -122,6 +126,7 @@ impl DeviceConfig {
     /// - `DOORBELL_CONGESTION`: `none`, `dcqcn` or `delay`, with options as in `dcqcn,line=25Gb`;
     /// - `DOORBELL_START`: [`start`](Self::start);
     /// - `DOORBELL_TAIL_LOSS_PROBES`: `0` for none, as an adapter;
+    /// - `DOORBELL_SELECTIVE_REPEAT`: `1` for selective repeat with ends that have it, too;
     /// - `DOORBELL_VIEW`: [`view`](Self::view);
     /// - `DOORBELL_PCAP`: the capture file; each of several devices adds its name, as in
     ///   `file-soft1.pcap`.
@@ -181,6 +186,9 @@ impl DeviceConfig {
         }
         if let Some(value) = set("DOORBELL_TAIL_LOSS_PROBES") {
             pattern.tail_loss_probes = switch("DOORBELL_TAIL_LOSS_PROBES", &value)?;
+        }
+        if let Some(value) = set("DOORBELL_SELECTIVE_REPEAT") {
+            pattern.selective_repeat = switch("DOORBELL_SELECTIVE_REPEAT", &value)?;
         }
         if let Some(value) = set("DOORBELL_START") {
             let invalid = |_| ConfigError::new("DOORBELL_START", &value, "is not a time in nanoseconds");
@@ -412,6 +420,7 @@ mod tests {
             ("DOORBELL_CONGESTION", "delay,line=1Gb,min=2Gb", "above the line rate"),
             ("DOORBELL_START", "now", "is not a time"),
             ("DOORBELL_TAIL_LOSS_PROBES", "off", "is neither 0 nor 1"),
+            ("DOORBELL_SELECTIVE_REPEAT", "yes", "is neither 0 nor 1"),
             ("DOORBELL_LINK", "shm", "is not a link"),
             ("DOORBELL_COPY", "vm", "is not a copy mode"),
             ("DOORBELL_GPU_CONTEXT", "own", "is not a context"),

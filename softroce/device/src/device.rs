@@ -190,6 +190,7 @@ impl Device {
             mtu,
             congestion: config.congestion,
             tail_loss_probes: config.tail_loss_probes,
+            selective_repeat: config.selective_repeat,
             ..EndpointConfig::default()
         });
         let block = host.claim(endpoint.next_qpn_block()).ok_or_else(|| OpenError::NoQpns {

@@ -112,6 +112,7 @@ pub struct Watched {
 }
 
 /// A fabric.
+// fields: clock and nodes, then what is measured, then what drives them
 pub struct Fabric {
     /// The virtual clock.
     pub now: Instant,
@@ -124,6 +125,7 @@ pub struct Fabric {
     /// Sampled queues.
     pub watched: Vec<Watched>,
     config: Config,
+    /// By host and switch.
     routes: Vec<Vec<Vec<usize>>>,
     /// By flow: those whose messages wait for it.
     followers: Vec<Vec<usize>>,
@@ -188,8 +190,8 @@ impl Fabric {
         flow
     }
 
-    /// `flow` posts message *k* when `earlier` has delivered *k* - 1: the steps of a ring. Neither has
-    /// started.
+    /// `flow` posts message *k* when `earlier` has delivered *k* - 1: the steps of a ring. Neither
+    /// has started.
     pub fn order(&mut self, earlier: usize, flow: usize) {
         self.flows[flow].after = Some(earlier);
         self.followers[earlier].push(flow);
@@ -310,8 +312,8 @@ impl Fabric {
         let now = self.now;
         let egress = self.port(node, port);
         egress.busy = true;
-        egress.stats.sent += packet.len();
-        let free = now + egress.link.time(packet.len());
+        egress.stats.sent += packet.bytes();
+        let free = now + egress.link.time(packet.bytes());
         let (at, peer) = (free + egress.link.delay, egress.peer);
         self.schedule(free, Event::Free { node, port });
         self.schedule(
@@ -333,7 +335,7 @@ impl Fabric {
     }
 
     fn forward(&mut self, switch: usize, ingress: usize, mut packet: Packet) {
-        let ports = &self.routes[switch][packet.dst];
+        let ports = &self.routes[packet.dst][switch];
         let hash = mix((packet.src as u64) << 48 | (packet.dst as u64) << 32 | u64::from(packet.src_port));
         let hash = mix(hash ^ self.config.seed ^ (switch as u64) << 20);
         let Some(egress) = ports.get((hash % ports.len().max(1) as u64) as usize).copied() else {
@@ -349,7 +351,7 @@ impl Fabric {
     fn receive(&mut self, host: usize, packet: Packet) {
         let draw = self.random.f64();
         let node = &mut self.hosts[host];
-        let wake_up = node.wake_up(draw);
+        let wake_up = node.wake_up(self.now, draw);
         if wake_up.is_zero() && node.waiting.is_empty() {
             self.arrive(host, &packet);
             self.service(host);

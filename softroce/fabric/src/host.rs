@@ -7,7 +7,7 @@ use std::time::Duration;
 use doorbell_roce_proto::congestion::ecn;
 use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::memory::{PdId, Sge};
-use doorbell_roce_proto::qp::{FIRST_ENTROPY_PORT, Modify, Path, QpInit, RemoteAccess, State};
+use doorbell_roce_proto::qp::{Modify, Path, QpInit, RemoteAccess, State};
 use doorbell_roce_proto::wire::{Cnp, Transport, UDP_PORT};
 use doorbell_roce_proto::work::{Completion, CqId, Operation, Payload, ReceiveRequest, SendRequest};
 use doorbell_roce_proto::{Datagram, Endpoint, EndpointConfig, Ident, Instant, LKey, Mtu, Psn, Qpn, RKey};
@@ -30,9 +30,11 @@ pub struct HostConfig {
     pub mtu: Mtu,
     /// The local ACK timeout as of ibv_modify_qp(3): 4.096 µs * 2^`timeout`.
     pub timeout: u8,
-    /// A packet that arrives when nothing runs waits up to this long until a thread runs; those
-    /// after it wait for the same thread.
+    /// A packet that arrives while the thread sleeps waits up to this long until it runs; those
+    /// after it wait with it.
     pub wake_up: Duration,
+    /// The thread busy-polls for this long after the last packet, then sleeps.
+    pub busy_poll: Duration,
 }
 
 impl Default for HostConfig {
@@ -49,6 +51,7 @@ impl Default for HostConfig {
             mtu: Mtu::Mtu1024,
             timeout: 14,
             wake_up: Duration::ZERO,
+            busy_poll: Duration::ZERO,
         }
     }
 }
@@ -64,6 +67,8 @@ pub struct Host {
     pub(crate) timer: Option<Instant>,
     /// Packets that wait for a thread.
     pub(crate) waiting: Vec<Packet>,
+    /// The last packet sent or handled.
+    active: Instant,
     config: HostConfig,
     number: usize,
     ident: u16,
@@ -85,6 +90,7 @@ impl Host {
             port,
             timer: None,
             waiting: Vec::new(),
+            active: Instant::ZERO,
             config,
             number,
             ident: 0,
@@ -185,12 +191,13 @@ impl Host {
     /// The next packet, for a port that may send.
     pub(crate) fn transmit(&mut self, now: Instant) -> Option<Packet> {
         let transmit = self.endpoint.poll_transmit(now, &mut NoContent, &mut self.buf)?;
+        self.active = now;
         let payload = &mut self.buf[..transmit.len];
         let src_port = source_port(self.number, transmit.qpn);
         let ident = self.ident;
         self.ident = self.ident.wrapping_add(1);
         Flow::new(transmit.src, transmit.dst, src_port, UDP_PORT).seal(ident, payload);
-        let is_cnp = payload.first() == Some(&Cnp::OPCODE);
+        let is_cnp = Cnp::parse(payload).is_some();
         Some(Packet {
             src: self.number,
             dst: host_of(transmit.dst),
@@ -208,6 +215,7 @@ impl Host {
     }
 
     pub(crate) fn arrive(&mut self, now: Instant, packet: &Packet) {
+        self.active = now;
         let traffic_class = match packet.ecn {
             Ecn::NotCapable => 0,
             Ecn::Capable => ECT,
@@ -236,8 +244,11 @@ impl Host {
         self.flows.get(&qpn).copied()
     }
 
-    /// How long the thread takes to run that the next packet waits for.
-    pub(crate) fn wake_up(&self, draw: f64) -> Duration {
+    /// How long a packet that arrives now waits for the thread to run.
+    pub(crate) fn wake_up(&self, now: Instant, draw: f64) -> Duration {
+        if now - self.active <= self.config.busy_poll {
+            return Duration::ZERO;
+        }
         self.config.wake_up.mul_f64(draw)
     }
 }
@@ -257,7 +268,8 @@ fn host_of(address: IpAddr) -> usize {
     }
 }
 
+/// Of a queue pair's own socket, so that ECMP spreads a host's flows.
 fn source_port(host: usize, qpn: Qpn) -> u16 {
     let mixed = crate::fabric::mix(u64::from(qpn.get()) << 32 | host as u64);
-    FIRST_ENTROPY_PORT | (mixed & 0x3fff) as u16
+    0x8000 | (mixed & 0x3fff) as u16
 }

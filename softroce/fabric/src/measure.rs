@@ -43,7 +43,7 @@ impl Fabric {
     }
 
     /// Flow completion times: median and 99th percentile. `None` when a flow has not ended.
-    pub fn completion_times(&self) -> Option<[Duration; 2]> {
+    pub(crate) fn completion_times(&self) -> Option<[Duration; 2]> {
         let times: Vec<Duration> = self
             .flows
             .iter()

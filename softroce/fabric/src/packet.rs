@@ -51,7 +51,7 @@ pub struct Packet {
 
 impl Packet {
     /// Bytes on the link.
-    pub fn len(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.payload.len() as u64 + FRAMING
     }
 

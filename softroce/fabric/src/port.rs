@@ -87,7 +87,7 @@ impl Port {
 
     pub(crate) fn push(&mut self, packet: Packet) {
         let class = packet.class as usize;
-        self.bytes[class] += packet.len();
+        self.bytes[class] += packet.bytes();
         self.stats.longest = self.stats.longest.max(self.queued());
         self.queues[class].push_back(packet);
     }
@@ -100,7 +100,7 @@ impl Port {
             None if self.paused.is_some() => return None,
             None => self.queues[Class::Data as usize].pop_front()?,
         };
-        self.bytes[packet.class as usize] -= packet.len();
+        self.bytes[packet.class as usize] -= packet.bytes();
         Some(packet)
     }
 

@@ -132,7 +132,7 @@ impl Switch {
 
     /// Queues a packet that arrived at `packet.ingress`, or drops it.
     pub(crate) fn admit(&mut self, egress: usize, packet: Packet, draw: f64) -> Option<PauseFrame> {
-        let (len, ingress) = (packet.len(), packet.ingress);
+        let (len, ingress) = (packet.bytes(), packet.ingress);
         let free = self.config.buffer.saturating_sub(self.used);
         let port = &mut self.ports[egress];
         let limit = if self.config.pfc.is_some() || packet.class == Class::Control {
@@ -151,8 +151,8 @@ impl Switch {
         self.pause_frame(ingress)
     }
 
-    /// The next packet of a port, and the frame that its departure causes. It is marked by the queue
-    /// that it leaves, so that the mark is as recent as can be.
+    /// The next packet of a port, and the frame that its departure causes. It is marked by the
+    /// queue that it leaves, so that the mark is as recent as can be.
     pub(crate) fn depart(&mut self, egress: usize, draw: f64) -> Option<(Packet, Option<PauseFrame>)> {
         let port = &mut self.ports[egress];
         let queue = port.queued();
@@ -164,9 +164,9 @@ impl Switch {
                 port.stats.marked += 1;
             }
         }
-        self.used -= packet.len();
+        self.used -= packet.bytes();
         let ingress = packet.ingress;
-        self.ingress[ingress].bytes -= packet.len();
+        self.ingress[ingress].bytes -= packet.bytes();
         let frame = self.pause_frame(ingress);
         Some((packet, frame))
     }

@@ -79,20 +79,20 @@ impl Topology {
         clos
     }
 
-    /// By switch and host: the ports on shortest paths. `ports`: the peers of each switch's ports.
+    /// By host and switch: the ports on shortest paths. `ports`: the peers of each switch's ports.
     pub(crate) fn routes(&self, ports: &[Vec<Node>]) -> Vec<Vec<Vec<usize>>> {
-        let mut routes = vec![vec![Vec::new(); self.hosts]; self.switches.len()];
-        for host in 0..self.hosts {
+        let to_host = |host: usize| {
             let distances = self.distances(host, ports);
-            for (switch, peers) in ports.iter().enumerate() {
-                let closer = |peer: &Node| match peer {
-                    Node::Host(peer) => *peer == host,
-                    Node::Switch(peer) => distances[*peer] < distances[switch],
-                };
-                routes[switch][host] = (0..peers.len()).filter(|port| closer(&peers[*port])).collect();
-            }
-        }
-        routes
+            let closer = |switch: usize, peer: Node| match peer {
+                Node::Host(peer) => peer == host,
+                Node::Switch(peer) => distances[peer] < distances[switch],
+            };
+            let of_switch = |(switch, peers): (usize, &Vec<Node>)| {
+                (0..peers.len()).filter(|port| closer(switch, peers[*port])).collect()
+            };
+            ports.iter().enumerate().map(of_switch).collect()
+        };
+        (0..self.hosts).map(to_host).collect()
     }
 
     /// Of the switches from a host, in hops.

@@ -40,6 +40,10 @@ pub struct Counters {
     pub remote_access_naks_sent: u64,
     /// Remote operational error NAKs sent.
     pub remote_operational_naks_sent: u64,
+    /// Selective ACKs sent.
+    pub selective_acks_sent: u64,
+    /// Selective ACKs received.
+    pub selective_acks_received: u64,
     /// PSN sequence error NAKs received.
     pub sequence_naks_received: u64,
     /// RNR NAKs received.
@@ -50,7 +54,7 @@ pub struct Counters {
     pub cnps_sent: u64,
     /// Packets received with Congestion Experienced (`np_ecn_marked_roce_packets`).
     pub marked_packets: u64,
-    /// CNPs received that a controller was told of (`rp_cnp_handled`).
+    /// CNPs received that a controller has handled (`rp_cnp_handled`).
     pub cnps_handled: u64,
     /// CNPs received to no effect: no controller, or too soon after another (`rp_cnp_ignored`).
     pub cnps_ignored: u64,

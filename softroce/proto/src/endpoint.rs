@@ -171,6 +171,7 @@ impl Endpoint {
         if let Some((index, qp)) = self.qps.find_mut(qpn) {
             self.timers.set(index, None);
             qp.revoke_refs(&mut self.out);
+            qp.discard_kept(&mut self.out);
             if let Some(srq) = qp.srq() {
                 self.out.srqs.detach(srq);
             }

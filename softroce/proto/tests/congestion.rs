@@ -182,7 +182,7 @@ proptest! {
             }
         }
         let rates = [&late, &punctual].map(|dcqcn| dcqcn.rate().unwrap_or(LINE));
-        // The steps beyond MAX_STEPS are taken at once, which the rounding of the others differs from.
+        // The steps beyond MAX_STEPS are taken at once, and rounded once.
         prop_assert!(rates[0].abs_diff(rates[1]) <= LINE >> 9, "{rates:?}");
     }
 }
@@ -300,7 +300,7 @@ fn full_window(delay: &mut Delay) -> Option<u64> {
     full
 }
 
-/// As of a device of which no thread runs when a packet arrives: all round trips but a few are long.
+/// As of a device of which no thread runs when a packet arrives: most round trips are long.
 #[test]
 fn a_window_ignores_round_trips_that_a_sleeping_peer_lengthened() {
     let mut delay = Delay::new(&limits_of(LINE), DelayConfig::default());

@@ -1,5 +1,5 @@
-//! Congestion control: CNPs on the wire, at most one in an interval, and what a queue pair does with
-//! them and with the controller's rate and window.
+//! Congestion control: CNPs on the wire, at most one in an interval, and what a queue pair does
+//! with them and with the controller's rate and window.
 
 mod util;
 
@@ -162,8 +162,8 @@ fn packets_are_ecn_capable_where_the_queue_pair_reacts() {
             ..setup()
         });
         let sges = regions(&mut pair);
-        assert_eq!(write_time(&mut pair, sges, |_, _| Fate::Mark), Duration::ZERO);
-        assert!(!pair.log.is_empty());
+        let time = write_time(&mut pair, sges, |_, _| Fate::Mark);
+        assert_eq!(time > Duration::ZERO, class != 0);
         let data = pair.log.iter().filter(|sent| !sent.is_cnp());
         assert!(data.into_iter().all(|sent| sent.traffic_class == class));
         let marked = pair.counters(1).marked_packets;
@@ -171,7 +171,7 @@ fn packets_are_ecn_capable_where_the_queue_pair_reacts() {
     }
 }
 
-/// A receiver that does not react itself notifies all the same: its peer asked by ECT.
+/// A receiver that does not react itself notifies all the same: its peer has requested that by ECT.
 #[test]
 fn notification_does_not_depend_on_an_algorithm() {
     let mut pair = Pair::connected(Setup {
@@ -232,7 +232,7 @@ fn read_responses_are_paced_too() {
     });
     assert_eq!(pair.completed(0, SEND_CQ), success([1]));
     assert_eq!((pair.counters(0).cnps_sent, pair.counters(1).cnps_handled), (1, 1));
-    assert!(rate(&pair, 1).is_some(), "the controller has not been asked since");
+    assert!(rate(&pair, 1).is_some(), "the controller has a limit still");
     assert!(pair.now > Instant::ZERO);
 }
 
@@ -326,14 +326,14 @@ fn datagrams_are_counted_and_not_answered() {
     assert_eq!(pair.counters(0).wrong_peer, 1);
 }
 
-/// What the controller was told.
+/// What was reported to the controller.
 static ACKED: AtomicU64 = AtomicU64::new(0);
 static RTTS: AtomicU64 = AtomicU64::new(0);
 static LOSSES: AtomicU64 = AtomicU64::new(0);
 
 const WINDOW: u64 = 3 * 1024;
 
-/// A window of three packets; it notes what it is told.
+/// A window of three packets; it notes what is reported.
 #[derive(Debug)]
 struct Windowed;
 

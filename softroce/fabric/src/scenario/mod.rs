@@ -1,5 +1,6 @@
 //! The experiments of the command, each a function that returns tables.
 
+mod convergence;
 mod incast;
 mod loss;
 mod model;
@@ -17,6 +18,7 @@ use doorbell_roce_proto::congestion::{Algorithm, DcqcnConfig, DelayConfig};
 use crate::fabric::Config;
 use crate::host::HostConfig;
 
+pub use convergence::{Interval, convergence};
 pub use incast::{Incast, incast};
 pub use loss::{Loss, loss};
 pub use model::{FixedPoint, fixed_point};
@@ -29,8 +31,13 @@ pub use victim::{Victim, victim};
 pub type Scenario = (&'static str, &'static str, fn() -> Vec<Table>);
 
 /// All experiments.
-pub const ALL: [Scenario; 7] = [
+pub const ALL: [Scenario; 8] = [
     ("model", "DCQCN's queue and marks beside its fluid model", model::tables),
+    (
+        "convergence",
+        "flows that join one by one: rates and queue over time",
+        convergence::tables,
+    ),
     (
         "incast",
         "N senders to one receiver, with and without PFC",
@@ -110,6 +117,7 @@ pub struct Table {
 
 impl Table {
     /// As CSV, without the title.
+    // public: the command writes it
     pub fn csv(&self) -> String {
         let head = self.columns.join(",");
         let rows = self.rows.iter().map(|row| row.join(","));

@@ -1,5 +1,5 @@
-//! The parking lot: one flow over several bottlenecks, at each another flow. Max-min fair is half of
-//! each link to both.
+//! The parking lot: one flow over several bottlenecks, at each another flow. Max-min fair is half
+//! of each link to both.
 
 use std::time::Duration;
 

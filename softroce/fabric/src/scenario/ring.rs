@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::{Control, Table, micros, millis};
-use crate::fabric::{Config, Fabric};
+use crate::fabric::Fabric;
 use crate::measure::percentile;
 use crate::switch::{Pfc, SwitchConfig};
 use crate::topology::{Topology, link};
@@ -15,7 +15,7 @@ const LEAVES: usize = 4;
 const SPINES: usize = 2;
 const HOSTS_PER_LEAF: usize = 4;
 const RANKS: usize = LEAVES * HOSTS_PER_LEAF;
-const SEEDS: u64 = 5;
+const SEEDS: u64 = 3;
 const BITS: f64 = 40e9;
 
 /// An all-reduce.
@@ -37,8 +37,7 @@ pub fn ring(bytes: u32, control: Control, pfc: bool, seed: u64) -> Ring {
         ..SwitchConfig::default()
     };
     let clos = Topology::clos(LEAVES, SPINES, HOSTS_PER_LEAF, switch, link(40, 1));
-    let config = Config { ..control.config(seed) };
-    let mut fabric = Fabric::new(&clos, config);
+    let mut fabric = Fabric::new(&clos, control.config(seed));
     let host = |rank: usize| rank % LEAVES * HOSTS_PER_LEAF + rank / LEAVES % HOSTS_PER_LEAF;
     for rank in 0..RANKS {
         fabric.add(FlowSpec {
@@ -58,7 +57,7 @@ pub fn ring(bytes: u32, control: Control, pfc: bool, seed: u64) -> Ring {
 }
 
 pub(super) fn tables() -> Vec<Table> {
-    let bytes = 16 << 20;
+    let bytes = 8 << 20;
     let steps = 2.0 * (RANKS as f64 - 1.0) / RANKS as f64;
     // Four flows of a leaf share two uplinks, spread evenly.
     let ideal = steps * f64::from(bytes) * 8.0 / (BITS * SPINES as f64 / HOSTS_PER_LEAF as f64);

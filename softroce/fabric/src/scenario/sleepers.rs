@@ -29,7 +29,7 @@ pub struct Sleepers {
 }
 
 /// 8 senders to one receiver at 10 Gb/s; `marks`: whether the switch marks.
-pub fn sleepers(wake_up: Duration, control: Control, marks: bool, seed: u64) -> Sleepers {
+pub fn sleepers([wake_up, busy_poll]: [Duration; 2], control: Control, marks: bool, seed: u64) -> Sleepers {
     let switch = SwitchConfig {
         buffer: 2_000_000,
         red: marks.then_some(Red::DCQCN),
@@ -37,6 +37,7 @@ pub fn sleepers(wake_up: Duration, control: Control, marks: bool, seed: u64) -> 
     };
     let mut config = control.config(seed);
     config.host.wake_up = wake_up;
+    config.host.busy_poll = busy_poll;
     config.host.mtu = Mtu::Mtu4096;
     // The device's window and burst.
     config.host.endpoint.window = 1024;
@@ -63,12 +64,13 @@ pub fn sleepers(wake_up: Duration, control: Control, marks: bool, seed: u64) -> 
 pub(super) fn tables() -> Vec<Table> {
     let mut rows = Vec::new();
     for marks in [true, false] {
-        for micros in [0, 50, 200, 1000] {
+        for [wake_up, busy_poll] in [[0, 0], [50, 200], [1000, 200], [50, 0], [200, 0]] {
             for control in Control::ALL {
-                let run = sleepers(Duration::from_micros(micros), control, marks, 1);
+                let run = sleepers([wake_up, busy_poll].map(Duration::from_micros), control, marks, 1);
                 rows.push(vec![
                     if marks { "marks" } else { "none" }.into(),
-                    micros.to_string(),
+                    wake_up.to_string(),
+                    busy_poll.to_string(),
                     control.to_string(),
                     format!("{:.2}", run.rate),
                     format!("{:.3}", run.jain),
@@ -84,8 +86,9 @@ pub(super) fn tables() -> Vec<Table> {
             "Sleeping hosts: {SENDERS} senders at {GIGABITS} Gb/s, buffer of 2 MB, drop tail; a packet waits up to the wake-up time for a thread; 20 to 100 ms"
         ),
         columns: vec![
-            "switch",
+            "switches",
             "wake-up, µs",
+            "busy-poll, µs",
             "control",
             "payload, Gb/s",
             "Jain",

@@ -2,8 +2,8 @@
 //! a target, as in Swift (Kumar et al., SIGCOMM 2020), and needs no marks of switches and no timer.
 //!
 //! The round-trip times of a device in software include the time until a thread of the peer runs.
-//! They are lengthened by it and never shortened, so the controller decides by the least of a round,
-//! and never holds a path itself longer than the target to be congested.
+//! They are lengthened by it and never shortened, so the controller decides by the least of a
+//! round, and never holds a path itself longer than the target to be congested.
 
 use core::time::Duration;
 
@@ -21,8 +21,8 @@ pub struct DelayConfig {
     pub initial_window: u64,
     /// What a round adds to the window, in bytes. Higher converges faster, to a longer queue.
     pub increase: u64,
-    /// Consecutive rounds below the target after which a round adds an eighth of the window, if that
-    /// is more.
+    /// Consecutive rounds below the target after which a round adds an eighth of the window, if
+    /// that is more.
     pub patience: u32,
     /// How strongly a delay beyond the target decreases the window, in 1/256: 205 is 0.8.
     pub gain: u32,

@@ -1,7 +1,7 @@
 //! Congestion control: the rate at which a queue pair sends over UDP (IBTA annex A17.9).
 //!
-//! The notification point (NP) is the receiver: for a packet that a switch marked (CE), it returns a
-//! CNP. The reaction point (RP) is the sender: [`Congestion`] of a queue pair hands CNPs, RTTs and
+//! The notification point (NP) is the receiver: for a packet that a switch marked (CE), it returns
+//! a CNP. The reaction point (RP) is the sender: [`Congestion`] of a queue pair hands CNPs, RTTs and
 //! losses to its [`Controller`], and paces packets by the rate that it returns.
 //!
 //! A lossless link has neither. Without an algorithm a queue pair has no [`Congestion`], and a
@@ -122,7 +122,7 @@ impl CongestionConfig {
     }
 }
 
-/// The reaction point of a queue pair: its controller, and what the controller is told and asked.
+/// The reaction point of a queue pair: its controller, and what the controller needs and decides.
 #[derive(Debug)]
 pub(crate) struct Congestion {
     controller: Box<dyn Controller>,
@@ -216,8 +216,8 @@ impl Congestion {
         }
     }
 
-    /// Whether a packet of data may be sent now; if not, [`deadline`](Self::deadline) is when to ask
-    /// again.
+    /// Whether a packet of data may be sent now; if not, [`deadline`](Self::deadline) is when that
+    /// may change.
     pub(crate) fn may_send(&mut self, now: Instant) -> bool {
         self.advance(now);
         self.blocked_until = match self.rate() {

@@ -36,8 +36,8 @@ impl Notifier {
         }
     }
 
-    /// `qp` has received a valid packet that was marked. An acknowledgement has no data to slow down,
-    /// and a UD queue pair no peer.
+    /// `qp` has received a valid packet that was marked. An acknowledgement has no data to slow
+    /// down, and a UD queue pair no peer.
     pub(crate) fn handle_mark(&mut self, now: Instant, qp: &mut QueuePair, bth: &Bth, counters: &mut Counters) {
         counters.marked_packets += 1;
         let acknowledges = matches!(

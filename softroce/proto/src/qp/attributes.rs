@@ -216,3 +216,39 @@ pub const fn ack_timeout(t: u8) -> Option<Duration> {
         Some(Duration::from_nanos(4096 << (t & 0x1f)))
     }
 }
+
+impl Modify {
+    /// Those of `newer` replace these.
+    pub(super) fn overlay(&mut self, newer: &Self) {
+        *self = Self {
+            state: newer.state.or(self.state),
+            current_state: None,
+            pkey_index: newer.pkey_index.or(self.pkey_index),
+            port: newer.port.or(self.port),
+            access: newer.access.or(self.access),
+            path: newer.path.map(Path::canonical).or(self.path),
+            path_mtu: newer.path_mtu.or(self.path_mtu),
+            dest_qpn: newer.dest_qpn.or(self.dest_qpn),
+            qkey: newer.qkey.or(self.qkey),
+            rq_psn: newer.rq_psn.or(self.rq_psn),
+            max_dest_rd_atomic: newer.max_dest_rd_atomic.or(self.max_dest_rd_atomic),
+            min_rnr_timer: newer.min_rnr_timer.or(self.min_rnr_timer),
+            sq_psn: newer.sq_psn.or(self.sq_psn),
+            timeout: newer.timeout.or(self.timeout),
+            retry_cnt: newer.retry_cnt.or(self.retry_cnt),
+            rnr_retry: newer.rnr_retry.or(self.rnr_retry),
+            max_rd_atomic: newer.max_rd_atomic.or(self.max_rd_atomic),
+            sqd_async_notify: newer.sqd_async_notify.or(self.sqd_async_notify),
+        };
+    }
+}
+
+impl Path {
+    fn canonical(self) -> Self {
+        Self {
+            local: self.local.to_canonical(),
+            remote: self.remote.to_canonical(),
+            ..self
+        }
+    }
+}

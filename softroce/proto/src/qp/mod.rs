@@ -49,6 +49,8 @@ struct Connection {
     peer_port: PeerPort,
     /// On the lossless link, a longer payload is passed by reference.
     inline_limit: usize,
+    /// The requester offers selective repeat, and takes selective ACKs: the peer's end is a socket's.
+    selective: bool,
 }
 
 impl Connection {
@@ -76,7 +78,7 @@ impl Connection {
 }
 
 #[derive(Debug)]
-// fields: one per independent part of the state
+// fields: connection, the two halves, and what orders their packets
 pub(crate) struct QueuePair {
     init: QpInit,
     state: State,
@@ -86,6 +88,7 @@ pub(crate) struct QueuePair {
     window: u32,
     capabilities: LinkCapabilities,
     tail_loss_probes: bool,
+    selective_repeat: bool,
     requester: Requester,
     responder: Responder,
     /// The first message arrived (or RTS was entered), so IBV_EVENT_COMM_EST is not due any more.
@@ -131,10 +134,12 @@ impl QueuePair {
                 link: None,
                 peer_port: PeerPort::default(),
                 inline_limit: config.link.inline_limit,
+                selective: false,
             },
             window: config.window,
             capabilities: config.link,
             tail_loss_probes: config.tail_loss_probes,
+            selective_repeat: config.selective_repeat && init.transport == Transport::Rc,
             requester: Requester::new(&init, config.window),
             responder: Responder::new(&init, srq),
             established: false,
@@ -197,8 +202,8 @@ impl QueuePair {
         self.connection.peer_port
     }
 
-    pub(crate) const fn pin_peer_port(&mut self, port: u16) {
-        self.connection.peer_port = PeerPort::pinned(port);
+    pub(crate) fn discard_kept(&mut self, out: &mut Outbox) {
+        self.responder.disable_selective_repeat(out);
     }
 
     pub(crate) fn progress(&self) -> Progress {
@@ -268,6 +273,8 @@ impl QueuePair {
         self.connection.link = self.set.path.and_then(|path| path.link);
         if modify.path.is_some() {
             self.connection.peer_port = PeerPort::default();
+            self.connection.selective = false;
+            self.responder.disable_selective_repeat(out);
         }
         self.connection.mtu = match (self.connection.link, self.set.path_mtu) {
             (Some(_), _) => self.capabilities.mtu,
@@ -276,6 +283,7 @@ impl QueuePair {
         };
         let window = self.connection.link.map_or(self.window, |_| self.capabilities.window);
         self.requester.set_window(window);
+        self.limit_to_selective();
         self.requester
             .set_probes(self.tail_loss_probes && self.connection.link.is_none());
         match (from, to) {
@@ -301,6 +309,8 @@ impl QueuePair {
         self.state = State::Reset;
         self.set = Modify::default();
         self.connection.link = None;
+        self.connection.selective = false;
+        self.responder.disable_selective_repeat(out);
         self.requester.reset();
         self.responder.reset();
         self.established = false;
@@ -444,6 +454,9 @@ impl QueuePair {
             self.check_drained(out);
             return;
         }
+        if packet.bth.selective && self.connection.selective {
+            self.responder.enable_selective_repeat();
+        }
         // The PD of an XRC request is that of the queue that it names.
         let named;
         let connection = if self.init.transport == Transport::Xrc {
@@ -581,41 +594,6 @@ impl QueuePair {
                 self.fail_with_nak(fatal, out);
                 self.responder.transmit(&self.connection, memory, buf).ok().flatten()
             }
-        }
-    }
-}
-
-impl Modify {
-    fn overlay(&mut self, newer: &Self) {
-        *self = Self {
-            state: newer.state.or(self.state),
-            current_state: None,
-            pkey_index: newer.pkey_index.or(self.pkey_index),
-            port: newer.port.or(self.port),
-            access: newer.access.or(self.access),
-            path: newer.path.map(Path::canonical).or(self.path),
-            path_mtu: newer.path_mtu.or(self.path_mtu),
-            dest_qpn: newer.dest_qpn.or(self.dest_qpn),
-            qkey: newer.qkey.or(self.qkey),
-            rq_psn: newer.rq_psn.or(self.rq_psn),
-            max_dest_rd_atomic: newer.max_dest_rd_atomic.or(self.max_dest_rd_atomic),
-            min_rnr_timer: newer.min_rnr_timer.or(self.min_rnr_timer),
-            sq_psn: newer.sq_psn.or(self.sq_psn),
-            timeout: newer.timeout.or(self.timeout),
-            retry_cnt: newer.retry_cnt.or(self.retry_cnt),
-            rnr_retry: newer.rnr_retry.or(self.rnr_retry),
-            max_rd_atomic: newer.max_rd_atomic.or(self.max_rd_atomic),
-            sqd_async_notify: newer.sqd_async_notify.or(self.sqd_async_notify),
-        };
-    }
-}
-
-impl Path {
-    fn canonical(self) -> Self {
-        Self {
-            local: self.local.to_canonical(),
-            remote: self.remote.to_canonical(),
-            ..self
         }
     }
 }

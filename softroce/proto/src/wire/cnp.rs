@@ -12,8 +12,7 @@ pub struct Cnp {
 }
 
 impl Cnp {
-    /// Its opcode.
-    pub const OPCODE: u8 = 0x81;
+    pub(crate) const OPCODE: u8 = 0x81;
     /// The length of the packet in bytes, ICRC included.
     pub const LEN: usize = Bth::LEN + Self::RESERVED + icrc::LEN;
 

@@ -1,4 +1,4 @@
-//! What congestion control asks of the requester and sets.
+//! What congestion control reads of the requester and sets.
 
 use crate::qp::requester::Requester;
 

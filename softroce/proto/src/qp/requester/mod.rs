@@ -13,14 +13,16 @@
 //! Go-back-N retransmission is `next = una`; the progress of a READ follows from `una` alone.
 //!
 //! [`transmit`] writes packets and sets AckReq, [`fast_path`] the most frequent ones; [`response`]
-//! handles responses, [`probe`] their absence; [`unreliable`] sends for UC and UD; [`local`]
-//! executes local operations; [`congestion`] is what congestion control asks and sets.
+//! handles responses, [`selective`] those that report what arrived after a gap, [`probe`] their
+//! absence; [`unreliable`] sends for UC and UD; [`local`] executes local operations;
+//! [`congestion`] is what congestion control reads and sets.
 
 mod congestion;
 mod fast_path;
 mod local;
 mod probe;
 mod response;
+mod selective;
 mod transmit;
 mod unreliable;
 
@@ -28,6 +30,7 @@ use core::time::Duration;
 
 use crate::outbox::Outbox;
 use crate::qp::requester::probe::Probe;
+use crate::qp::requester::selective::Holes;
 use crate::qp::send_queue::{SendQueue, Wqe};
 use crate::qp::{Connection, LinkProgress, Modify, QpInit, ack_timeout};
 use crate::work::{Completion, CompletionOpcode, CqId, Destination, Operation, PostError, SendRequest, Status};
@@ -80,6 +83,7 @@ pub(crate) struct Requester {
     undelivered: Option<u64>,
     timer: Timer,
     probe: Probe,
+    holes: Holes,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,6 +129,7 @@ impl Requester {
             undelivered: None,
             timer: Timer::Idle,
             probe: Probe::default(),
+            holes: Holes::default(),
         }
     }
 
@@ -137,6 +142,11 @@ impl Requester {
         self.window = u64::from(window);
         self.ack_req_interval = (window / ACK_REQS_PER_WINDOW).clamp(1, ACK_REQ_INTERVAL);
         self.read_part = u64::from(window / 2).max(1);
+    }
+
+    /// A smaller window; the parts of READs in flight keep their length.
+    pub(crate) fn shrink_window(&mut self, most: u64) {
+        self.window = self.window.min(most);
     }
 
     /// Applies attributes; a running ACK timer restarts at `now`.
@@ -174,6 +184,7 @@ impl Requester {
         self.undelivered = None;
         self.timer = Timer::Idle;
         self.probe.reset();
+        self.holes.clear();
     }
 
     pub(crate) fn post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
@@ -202,7 +213,12 @@ impl Requester {
     }
 
     pub(crate) fn has_more(&self) -> bool {
-        self.cursor < self.queue.tail || self.probe.is_pending()
+        self.cursor < self.queue.tail || self.resends()
+    }
+
+    /// Whether packets in flight are to be sent again, besides by go-back-N.
+    fn resends(&self) -> bool {
+        self.probe.is_pending() || !self.holes.is_empty()
     }
 
     pub(crate) fn next_destination(&self) -> Option<Destination> {
@@ -342,6 +358,7 @@ impl Requester {
         self.rd_atomic_outstanding = 0;
         self.timer = Timer::Idle;
         self.probe.disarm();
+        self.holes.clear();
     }
 
     /// Selective signaling: success is reported only if signaled (IBTA vol 1, 10.7.3.1).
@@ -416,6 +433,7 @@ impl Requester {
         self.next = self.una;
         self.cursor = self.queue.head;
         self.probe.discard_sample();
+        self.holes.clear();
     }
 
     fn restart_ack_timer(&mut self, now: Instant) {

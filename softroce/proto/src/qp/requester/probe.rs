@@ -19,7 +19,7 @@ use crate::outbox::Outbox;
 use crate::qp::Connection;
 use crate::qp::packet::PacketLens;
 use crate::qp::requester::{Requester, Timer};
-use crate::work::{Operation, Status};
+use crate::work::Status;
 
 /// The probe timeout before the first round trip was measured: over that of most paths.
 const INITIAL_TIMEOUT: Duration = Duration::from_millis(20);
@@ -202,8 +202,13 @@ impl Requester {
         let (Timer::LocalAck(_), Some(ack_timeout)) = (self.timer, self.limits.timeout) else {
             return self.probe.disarm();
         };
-        let sends = self.next < self.max || self.cursor < self.queue.tail && !self.probe.waiting;
+        let resends = self.next < self.max || !self.holes.is_empty();
+        let sends = resends || self.cursor < self.queue.tail && !self.probe.waiting;
         let begun = self.probe.begin(now, ack_timeout, sends);
+        if begun {
+            // A packet that was resent may be lost again.
+            self.holes.clear();
+        }
         out.counters.tail_loss_probes += u64::from(begun);
     }
 
@@ -219,23 +224,10 @@ impl Requester {
         buf: &mut [u8],
         out: &mut Outbox,
     ) -> Result<Option<PacketLens>, Status> {
-        while let Some((cursor, number)) = self.next_of_probe() {
-            let wqe = *self.queue.get(cursor);
-            // As for any packet: it might read memory that a deferred copy has not written yet.
-            let is_read = matches!(wqe.operation, Operation::Read { .. });
-            if (!is_read || wqe.fence) && memory.has_pending_copies(connection.qpn) {
-                continue;
-            }
-            let after = (self.next, self.cursor);
-            (self.next, self.cursor) = (number, cursor);
-            self.unacked_since_req = self.ack_req_interval;
-            let written = self.write(&wqe, connection, memory, buf);
-            (self.next, self.cursor) = after;
-            if let Some(packet) = written? {
-                self.unacked_since_req = 0;
-                self.probe.sent(now, None);
-                out.counters.retransmits += 1;
-                return Ok(Some(packet.lens));
+        while let Some((request, number)) = self.next_of_probe() {
+            let sent = self.resend(now, (request, number), true, connection, memory, buf, out)?;
+            if sent.is_some() {
+                return Ok(sent);
             }
         }
         Ok(None)
@@ -258,8 +250,7 @@ impl Requester {
             _ => Step::None,
         };
         let is_newest = number != self.una;
-        (self.queue.head..self.begun)
-            .find(|&request| number < self.queue.get(request).end())
+        self.find_request(number)
             .filter(|&request| !is_newest || !self.queue.get(request).awaits_data())
             .map(|request| (request, number))
     }

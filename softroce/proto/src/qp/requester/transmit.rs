@@ -37,11 +37,54 @@ impl Requester {
         {
             return Ok(Some(lens));
         }
+        if !self.holes.is_empty()
+            && let Some(lens) = self.transmit_missing(now, connection, memory, buf, out)?
+        {
+            return Ok(Some(lens));
+        }
         let sent = self.transmit_next(now, connection, draining, memory, buf, out)?;
         if sent.is_none() {
             self.probe.wait();
         }
         Ok(sent)
+    }
+
+    /// Writes a packet in flight again, of this request and number, and leaves `next` alone. `None`
+    /// if it cannot be sent now.
+    ///
+    /// # Errors
+    /// The status with which the oldest request fails.
+    #[expect(clippy::too_many_arguments, reason = "those of transmit, and the packet")]
+    pub(super) fn resend<M: Memory>(
+        &mut self,
+        now: Instant,
+        (request, number): (u64, u64),
+        ack_req: bool,
+        connection: &Connection,
+        memory: &mut M,
+        buf: &mut [u8],
+        out: &mut Outbox,
+    ) -> Result<Option<PacketLens>, Status> {
+        let wqe = *self.queue.get(request);
+        // As for any packet: it might read memory that a deferred copy has not written yet.
+        let is_read = matches!(wqe.operation, Operation::Read { .. });
+        if (!is_read || wqe.fence) && memory.has_pending_copies(connection.qpn) {
+            return Ok(None);
+        }
+        let after = (self.next, self.cursor, self.unacked_since_req);
+        (self.next, self.cursor) = (number, request);
+        if ack_req {
+            self.unacked_since_req = self.ack_req_interval;
+        }
+        let written = self.write(&wqe, connection, memory, buf);
+        (self.next, self.cursor, self.unacked_since_req) = after;
+        let Some(packet) = written? else {
+            return Ok(None);
+        };
+        self.unacked_since_req = if packet.ack_req { 0 } else { self.unacked_since_req + 1 };
+        self.probe.sent(now, None);
+        out.counters.retransmits += 1;
+        Ok(Some(packet.lens))
     }
 
     fn transmit_next<M: Memory>(
@@ -104,7 +147,7 @@ impl Requester {
     ) -> Option<usize> {
         // The timer runs already, so that no deadline changes.
         let timed = matches!(self.timer, Timer::LocalAck(_));
-        if !timed || !self.may_send() || self.cursor >= self.begun || self.probe.is_pending() {
+        if !timed || !self.may_send() || self.cursor >= self.begun || self.resends() {
             return None;
         }
         let wqe = self.queue.get(self.cursor);
@@ -124,6 +167,7 @@ impl Requester {
         let (header, rest) = packet.split_first_chunk_mut::<{ Bth::LEN }>()?;
         let mut bth = Bth::new(opcode, connection.peer, self.psn(self.next));
         bth.ack_req = ack_req;
+        bth.selective = connection.selective;
         *header = bth.to_bytes(0);
         let (payload, offset) = (&mut rest[..connection.mtu], index * connection.mtu as u64);
         self.queue
@@ -254,6 +298,7 @@ impl Requester {
         let suppress = ends && self.may_suppress_ack(wqe, connection);
         bth.ack_req = self.ack_request(numbers, ends, suppress);
         bth.solicited = ends && wqe.solicited;
+        bth.selective = connection.selective;
         let location = self.payload_location(self.cursor, connection, memory);
         let Some(written) = connection.write_packet_headers(buf, &bth, &extension, len, location) else {
             return Ok(None);
