@@ -164,7 +164,8 @@ impl World {
         })
     }
 
-    /// A CNP, or bytes that may be no packet at all, with a valid ICRC or without, or a short link header.
+    /// A CNP, or bytes that may be no packet at all, with a valid ICRC or without, or a short link
+    /// header.
     pub(super) fn noise(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
         let kind = input.arbitrary::<u8>()?;
         let index = self.pick(input)?;
