@@ -171,7 +171,10 @@ fn bad_usage_is_one_line_and_exit_2() {
         ("bw atomic -s 64", &["8 bytes"]),
         ("bw write -d nosuch9", &["no device 'nosuch9'", "soft0"]),
         ("lat read --inline 8", &["--inline"]),
-        ("bw write --congestion cubic", &["DOORBELL_CONGESTION", "none, dcqcn, delay"]),
+        (
+            "bw write --congestion cubic",
+            &["DOORBELL_CONGESTION", "none, dcqcn, delay"],
+        ),
         ("bw write no.such.host.invalid -d soft0", &["no.such.host.invalid"]),
         ("run --port 0 -- true", &["there is no option '--port'"]),
         ("bw write -s 4X", none),

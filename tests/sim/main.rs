@@ -9,4 +9,5 @@ mod monitor;
 mod net;
 mod overrun;
 mod pair;
+mod stalls;
 mod trace;

@@ -145,7 +145,7 @@ impl Flow {
 fn is_request(packet: &Packet<'_>) -> bool {
     !matches!(
         packet.bth.opcode.operation(),
-        Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge
+        Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge | Operation::SelectiveAck
     )
 }
 

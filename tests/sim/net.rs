@@ -141,6 +141,8 @@ pub(crate) struct Network {
     pub(crate) trace: Trace,
     /// Every packet sent and its node, when captured.
     pub(crate) capture: Option<Vec<(usize, Vec<u8>)>>,
+    /// Whether a packet of a node is lost, besides those that the link's faults lose.
+    pub(crate) lose: Option<Box<dyn FnMut(usize, &[u8]) -> bool>>,
     link: LinkConfig,
     events: BinaryHeap<Reverse<Scheduled>>,
     order: u64,
@@ -156,6 +158,7 @@ impl Network {
             monitor: Monitor::default(),
             trace,
             capture: None,
+            lose: None,
             link,
             events: BinaryHeap::new(),
             order: 0,
@@ -347,8 +350,11 @@ impl Network {
         node.free_at =
             node.free_at.max(self.now) + Duration::from_nanos(bits * 1_000_000_000 / self.link.bits_per_second);
         let arrival = node.free_at + self.link.latency;
-        let deliveries: Vec<_> = node.faults.decide(arrival, len).collect();
+        let mut deliveries: Vec<_> = node.faults.decide(arrival, len).collect();
         let payload = packet.to_vec();
+        if self.lose.as_mut().is_some_and(|lose| lose(from, &payload)) {
+            deliveries.clear();
+        }
         self.trace.departure(self.now, from, &payload, deliveries.len());
         if let Some(capture) = &mut self.capture {
             capture.push((from, payload.clone()));

@@ -10,7 +10,7 @@ use doorbell_softroce::links::udp::fault::FaultConfig;
 
 use crate::memory::Rights;
 use crate::net::{Idents, LinkConfig, Network, Socket, Step};
-use crate::pair::{PD, connect};
+use crate::pair::{PD, PairConfig, connect};
 use crate::trace::Trace;
 
 const LEN: usize = 1 << 20;
@@ -51,7 +51,14 @@ fn read(idents: Idents, packets: usize) -> Counters {
         socket: Some(Socket { packets, sleep: SLEEP }),
     };
     let mut net = Network::new(link, Trace::default());
-    let qpns = connect(&mut net, EndpointConfig::DEFAULT_WINDOW, Mtu::Mtu1024, TIMEOUT);
+    let config = PairConfig {
+        window: EndpointConfig::DEFAULT_WINDOW,
+        mtu: Mtu::Mtu1024,
+        timeout: TIMEOUT,
+        tail_loss_probes: true,
+        selective_repeat: false,
+    };
+    let qpns = connect(&mut net, config);
     let near = net.nodes[0].memory.register(PD, BASE, Rights::LOCAL, vec![0; LEN]);
     let bytes: Vec<u8> = (0..LEN).map(|i| (i / 1024 * 31 + i) as u8).collect();
     let far = net.nodes[1].memory.register(

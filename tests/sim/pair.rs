@@ -14,13 +14,24 @@ pub(crate) const PD: PdId = PdId(0);
 /// Requests outstanding at most.
 pub(crate) const DEPTH: usize = 64;
 
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PairConfig {
+    pub(crate) window: u32,
+    pub(crate) mtu: Mtu,
+    pub(crate) timeout: u8,
+    pub(crate) tail_loss_probes: bool,
+    pub(crate) selective_repeat: bool,
+}
+
 /// Two connected nodes in RTS, with all rights, all requests signaled and maximum retries.
-pub(crate) fn connect(net: &mut Network, window: u32, mtu: Mtu, timeout: u8) -> [Qpn; 2] {
-    let config = EndpointConfig {
-        window,
+pub(crate) fn connect(net: &mut Network, config: PairConfig) -> [Qpn; 2] {
+    let endpoint = EndpointConfig {
+        window: config.window,
+        tail_loss_probes: config.tail_loss_probes,
+        selective_repeat: config.selective_repeat,
         ..EndpointConfig::default()
     };
-    connect_with(net, config, mtu, timeout)
+    connect_with(net, endpoint, config.mtu, config.timeout)
 }
 
 /// As [`connect`], with another configuration of the endpoints.

@@ -5,6 +5,7 @@ mod ci;
 mod classic;
 mod clients;
 mod dist;
+mod fabric;
 mod fuzz;
 mod goals;
 mod instructions;
@@ -35,6 +36,7 @@ Commands:
   ci               check everything
   clients          run RDMA programs that others wrote on the drop-in libraries
   dist             make the packages of a release
+  fabric           simulate fabrics over the protocol engine
   fuzz             run the fuzz targets of tests/fuzz for a time, or show their coverage
   goals            judge the project's goals by `doorbell limits`
   install-classic  link ib_write_bw and its like to the doorbell command
@@ -67,6 +69,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<u8> {
         Some(Value(command)) if command == "ci" => ci::main(arguments),
         Some(Value(command)) if command == "clients" => clients::main(arguments),
         Some(Value(command)) if command == "dist" => dist::main(arguments),
+        Some(Value(command)) if command == "fabric" => fabric::main(arguments),
         Some(Value(command)) if command == "fuzz" => fuzz::main(arguments),
         Some(Value(command)) if command == "goals" => goals::main(arguments),
         Some(Value(command)) if command == "install-classic" => classic::main(arguments),

@@ -47,6 +47,10 @@ pub struct DeviceConfig {
     pub separate_gpu_context: bool,
     /// How long the progress thread busy-polls after the last traffic before it sleeps.
     pub spin: Duration,
+    /// See [`EndpointConfig::tail_loss_probes`](doorbell_roce_proto::EndpointConfig).
+    pub tail_loss_probes: bool,
+    /// See [`EndpointConfig::selective_repeat`](doorbell_roce_proto::EndpointConfig).
+    pub selective_repeat: bool,
 }
 
 /// The path of packets between processes of one host.
@@ -81,6 +85,8 @@ impl DeviceConfig {
             copy_mode: None,
             separate_gpu_context: false,
             spin: SPIN,
+            tail_loss_probes: true,
+            selective_repeat: false,
         }
     }
 
@@ -119,6 +125,8 @@ impl DeviceConfig {
     ///   semicolon and a device's name are of this device alone, as in `drop=0.05;soft1:rate=1Gb`;
     /// - `DOORBELL_CONGESTION`: `none`, `dcqcn` or `delay`, with options as in `dcqcn,line=25Gb`;
     /// - `DOORBELL_START`: [`start`](Self::start);
+    /// - `DOORBELL_TAIL_LOSS_PROBES`: `0` for none, as an adapter;
+    /// - `DOORBELL_SELECTIVE_REPEAT`: `1` for selective repeat with ends that have it, too;
     /// - `DOORBELL_VIEW`: [`view`](Self::view);
     /// - `DOORBELL_PCAP`: the capture file; each of several devices adds its name, as in
     ///   `file-soft1.pcap`.
@@ -176,6 +184,12 @@ impl DeviceConfig {
             pattern.congestion = congestion_text::parse(&value)
                 .map_err(|problem| ConfigError::new("DOORBELL_CONGESTION", &value, problem))?;
         }
+        if let Some(value) = set("DOORBELL_TAIL_LOSS_PROBES") {
+            pattern.tail_loss_probes = switch("DOORBELL_TAIL_LOSS_PROBES", &value)?;
+        }
+        if let Some(value) = set("DOORBELL_SELECTIVE_REPEAT") {
+            pattern.selective_repeat = switch("DOORBELL_SELECTIVE_REPEAT", &value)?;
+        }
         if let Some(value) = set("DOORBELL_START") {
             let invalid = |_| ConfigError::new("DOORBELL_START", &value, "is not a time in nanoseconds");
             pattern.start = Some(value.parse().map_err(invalid)?);
@@ -224,6 +238,14 @@ impl DeviceConfig {
             })
         };
         addresses.split(',').enumerate().map(device).collect()
+    }
+}
+
+fn switch(variable: &'static str, value: &str) -> Result<bool, ConfigError> {
+    match value {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err(ConfigError::new(variable, value, "is neither 0 nor 1")),
     }
 }
 
@@ -397,6 +419,8 @@ mod tests {
             ("DOORBELL_CONGESTION", "none,gain=3", "no option 'gain'"),
             ("DOORBELL_CONGESTION", "delay,line=1Gb,min=2Gb", "above the line rate"),
             ("DOORBELL_START", "now", "is not a time"),
+            ("DOORBELL_TAIL_LOSS_PROBES", "off", "is neither 0 nor 1"),
+            ("DOORBELL_SELECTIVE_REPEAT", "yes", "is neither 0 nor 1"),
             ("DOORBELL_LINK", "shm", "is not a link"),
             ("DOORBELL_COPY", "vm", "is not a copy mode"),
             ("DOORBELL_GPU_CONTEXT", "own", "is not a context"),

@@ -19,8 +19,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 type Count = fn(&Counters) -> u64;
 
 /// The files, below the port's folder, and what each counts. `counters` has an adapter's units:
-/// data in words of four bytes; `hw_counters` has the names of rxe and of mlx5.
-pub const COUNTER_FILES: [(&str, Count); 22] = [
+/// data in words of four bytes; `hw_counters` has the names of rxe, and of mlx5 where rxe has none.
+pub const COUNTER_FILES: [(&str, Count); 25] = [
     ("counters/port_xmit_packets", |it| it.tx_packets),
     ("counters/port_rcv_packets", |it| it.rx_packets),
     ("counters/port_xmit_data", |it| it.tx_bytes / 4),
@@ -42,6 +42,9 @@ pub const COUNTER_FILES: [(&str, Count); 22] = [
     ("hw_counters/np_cnp_sent", |it| it.cnps_sent),
     ("hw_counters/rp_cnp_handled", |it| it.cnps_handled),
     ("hw_counters/rp_cnp_ignored", |it| it.cnps_ignored),
+    ("hw_counters/tail_loss_probes", |it| it.tail_loss_probes),
+    ("hw_counters/selective_acks_sent", |it| it.selective_acks_sent),
+    ("hw_counters/selective_acks_rcvd", |it| it.selective_acks_received),
     ("hw_counters/direct_requests", |it| it.direct_requests),
 ];
 

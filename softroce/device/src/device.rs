@@ -189,6 +189,8 @@ impl Device {
             window: window(link.receive_buffer, mtu),
             mtu,
             congestion: config.congestion,
+            tail_loss_probes: config.tail_loss_probes,
+            selective_repeat: config.selective_repeat,
             ..EndpointConfig::default()
         });
         let block = host.claim(endpoint.next_qpn_block()).ok_or_else(|| OpenError::NoQpns {

@@ -40,6 +40,10 @@ pub struct Counters {
     pub remote_access_naks_sent: u64,
     /// Remote operational error NAKs sent.
     pub remote_operational_naks_sent: u64,
+    /// Selective ACKs sent.
+    pub selective_acks_sent: u64,
+    /// Selective ACKs received.
+    pub selective_acks_received: u64,
     /// PSN sequence error NAKs received.
     pub sequence_naks_received: u64,
     /// RNR NAKs received.
@@ -56,6 +60,8 @@ pub struct Counters {
     pub cnps_ignored: u64,
     /// Retransmitted request packets.
     pub retransmits: u64,
+    /// Tail-loss probes: each of one or two of the retransmitted packets.
+    pub tail_loss_probes: u64,
     /// Expired local ACK timeouts.
     pub timeouts: u64,
     /// Requests carried out in the peer's memory, without a packet.

@@ -171,6 +171,7 @@ impl Endpoint {
         if let Some((index, qp)) = self.qps.find_mut(qpn) {
             self.timers.set(index, None);
             qp.revoke_refs(&mut self.out);
+            qp.discard_kept(&mut self.out);
             if let Some(srq) = qp.srq() {
                 self.out.srqs.detach(srq);
             }
@@ -444,12 +445,13 @@ impl Endpoint {
 
     /// Fast path of [`poll_transmit`](Self::poll_transmit): writes the next packet if it is a
     /// MIDDLE packet of the queue pair that sent the previous one; returns its length.
-    pub fn poll_transmit_middle<M: Memory>(&mut self, memory: &mut M, buf: &mut [u8]) -> Option<usize> {
+    pub fn poll_transmit_middle<M: Memory>(&mut self, now: Instant, memory: &mut M, buf: &mut [u8]) -> Option<usize> {
         let index = *self.active.queue.front()?;
         if self.last_sent != Some(index) || self.active.burst_left == 0 || self.has_unqueued() {
             return None;
         }
-        let len = self.qps.get_mut(index)?.transmit_middle(memory, buf, &mut self.out)?;
+        let qp = self.qps.get_mut(index)?;
+        let len = qp.transmit_middle(now, memory, buf, &mut self.out)?;
         self.active.sent(len);
         self.out.counters.sent(len);
         Some(len)

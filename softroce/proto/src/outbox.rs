@@ -15,6 +15,8 @@ pub(crate) struct Outbox {
     pub(crate) revoked: VecDeque<Qpn>,
     pub(crate) counters: Counters,
     pub(crate) srqs: SrqTable,
+    /// Of packets that responders keep: bounded for the endpoint.
+    pub(crate) kept_bytes: usize,
 }
 
 impl Outbox {

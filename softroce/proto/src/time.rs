@@ -4,7 +4,7 @@ use core::ops::{Add, Sub};
 use core::time::Duration;
 
 /// A point in time: nanoseconds since an origin of the caller's choice.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub struct Instant(pub u64);
 
 impl Instant {

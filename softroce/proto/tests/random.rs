@@ -96,8 +96,9 @@ fn setup() -> impl Strategy<Value = Setup> {
     let mtu = prop_oneof![Just(Mtu::Mtu256), Just(Mtu::Mtu512), Just(Mtu::Mtu1024)];
     let rd_atomic = 1..5u8;
     let batch = prop_oneof![Just(1usize), Just(4), Just(64)];
-    (mtu, 1..40u32, [psn.clone(), psn], rd_atomic, batch, any::<bool>()).prop_map(
-        |(mtu, window, psns, rd_atomic, batch, v6)| Setup {
+    let flags = any::<[bool; 3]>();
+    (mtu, 1..40u32, [psn.clone(), psn], rd_atomic, batch, flags).prop_map(
+        |(mtu, window, psns, rd_atomic, batch, [v6, tail_loss_probes, selective_repeat])| Setup {
             mtu,
             window,
             psns,
@@ -105,6 +106,8 @@ fn setup() -> impl Strategy<Value = Setup> {
             dest_rd_atomic: rd_atomic,
             batch,
             v6,
+            tail_loss_probes,
+            selective_repeat: [selective_repeat; 2],
             ..Setup::default()
         },
     )

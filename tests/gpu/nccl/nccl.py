@@ -2,10 +2,11 @@
 """NCCL under PyTorch as a client of the soft device: two ranks, on one GPU or on two.
 
 On one GPU the ranks claim to be on different hosts, and run under an MPS daemon of their own. Checks
-results, losses, and that a rank is notified when the other is killed or the port is down; prints
-figures beside NCCL's sockets, by turns. Not for machines whose MPS daemon others use.
+results, losses, training over a lossy network, and that a rank is notified when the other is killed or
+the port is down; prints figures beside NCCL's sockets, by turns. Not for machines whose MPS daemon
+others use.
 
-Usage: nccl.py DOORBELL [--turns N] [PART]..., with the parts speeds, losses, variants, survivors
+Usage: nccl.py DOORBELL [--turns N] [PART]..., with the parts speeds, losses, drops, variants, survivors
 Exit status: 0, or 1 when a check failed.
 """
 
@@ -110,6 +111,30 @@ def losses(paths):
             failed.append(f"losses of {kind}")
 
 
+def drops(turns, soft):
+    """40 steps over UDP that loses 1 % of the packets: losses as without, in at most three times the time."""
+    over = lambda faults, **extra: {**STAGED, "DOORBELL_LINK": "udp", "DOORBELL_FAULTS": faults, **extra}
+    times, digests = {"drop=0": [], "drop=0.01": []}, set()
+    for turn in range(turns):
+        for drop, found in times.items():
+            for _, digest, seconds in run(f"ddp {drop}", soft, "ddp:40", **over(f"{drop},seed={turn + 1}")):
+                found.append(float(seconds))
+                digests.add(digest)
+                print(f"  ddp, 40 steps over UDP, {drop}: losses {digest}, {found[-1] * 1e3:.2f} ms a step", flush=True)
+    if len(digests) != 1:
+        failed.append(f"losses with drops: {digests}")
+    if all(times.values()):
+        ratio = statistics.median(times["drop=0.01"]) / statistics.median(times["drop=0"])
+        print(f"  with drop=0.01 {ratio:.2f} times the time without")
+        if ratio > 3:
+            failed.append("time with drops")
+    alone = over("drop=0.01,seed=1", DOORBELL_TAIL_LOSS_PROBES="0")
+    statuses, texts = Ranks(soft, "ddp:40", **alone).wait()
+    found = [line.split() for line in texts[0].splitlines() if line.startswith("losses")]
+    done = f"{float(found[0][2]) * 1e3:.2f} ms a step" if found else f"not done in {LIMIT} s ({statuses})"
+    print(f"  the same without tail-loss probes: {done}")
+
+
 def survivor(name, command, seconds, kill, **extra):
     """Rank 0 ends by itself, with an error, when the other is killed or the port goes down."""
     ranks = Ranks(command, "sizes:16777216:600", NCCL_IB_TIMEOUT="14", **extra)
@@ -154,7 +179,7 @@ def survivors(doorbell, soft):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("doorbell")
-    parser.add_argument("parts", nargs="*", default=["speeds", "losses", "variants", "survivors"])
+    parser.add_argument("parts", nargs="*", default=["speeds", "losses", "drops", "variants", "survivors"])
     parser.add_argument("--turns", type=int, default=3)
     args = parser.parse_intermixed_args()
     doorbell = os.path.abspath(args.doorbell)
@@ -168,6 +193,7 @@ def main():
     parts = {
         "speeds": lambda: speeds(args.turns, {**paths, **over_udp}),
         "losses": lambda: losses(paths),
+        "drops": lambda: drops(args.turns, soft),
         "variants": lambda: variants(doorbell, soft),
         "survivors": lambda: survivors(doorbell, soft),
     }

@@ -58,6 +58,7 @@ impl<'a> Conversation<'a> {
             let config = EndpointConfig {
                 key: seed.wrapping_add(i as u64).into(),
                 window: plan.window,
+                selective_repeat: seed % 2 == 1,
                 ..EndpointConfig::default()
             };
             net.add(Endpoint::with_config(config), address);

@@ -9,7 +9,7 @@ use doorbell_roce_proto::memory::{AtomicOp, PdId, Sge};
 use doorbell_roce_proto::qp::{Attributes, State};
 use doorbell_roce_proto::wire::{
     Aeth, AtomicAckEth, AtomicEth, Credits, Extension, Feth, Ieth, ImmDt, Layout, Nak, Opcode, Packet, Position, Reth,
-    RnrTimer, Syndrome, Transport, UDP_PORT,
+    RnrTimer, SelectiveEth, Syndrome, Transport, UDP_PORT,
 };
 use doorbell_roce_proto::work::{
     Completion, CompletionOpcode, Operation, Payload, ReceiveRequest, SendRequest, Status,
@@ -267,6 +267,11 @@ impl Attack {
             Layout::Ieth => Extension::Ieth(Ieth { rkey }),
             Layout::Aeth => Extension::Aeth(aeth),
             Layout::AethAtomic => Extension::AethAtomic(aeth, AtomicAckEth { original: rng.u64(..) }),
+            Layout::Selective => {
+                let mut received = [0; SelectiveEth::LEN];
+                rng.fill(&mut received);
+                Extension::Selective(SelectiveEth::from_bytes(&received))
+            }
             Layout::Atomic => Extension::Atomic(atomic),
             Layout::FethReth => Extension::FethReth(
                 Feth {

@@ -21,7 +21,7 @@ enum Part {
 use Part::{None as Nothing, Tests};
 
 /// Every package of the workspace.
-const PACKAGES: [(&str, Part); 30] = [
+const PACKAGES: [(&str, Part); 31] = [
     ("doorbell-verbs-sys", Tests(&["--lib"], "foreign libraries")),
     (
         "doorbell-verbs",
@@ -58,6 +58,7 @@ const PACKAGES: [(&str, Part); 30] = [
     ("doorbell-tokio", Nothing("no unsafe code, which its root forbids")),
     ("doorbell-trust", Nothing("its tests are processes of several users")),
     ("doorbell-roce-proto", Nothing("no unsafe code, which its root forbids")),
+    ("doorbell-fabric", Nothing("no unsafe code, which its root forbids")),
     (
         "doorbell-softroce",
         Tests(

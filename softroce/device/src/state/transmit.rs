@@ -103,7 +103,7 @@ impl Core {
         let mut before = None;
         while let Some(mut slot) = batch.slot() {
             if let Some(dst) = before
-                && let Some(len) = self.endpoint.poll_transmit_middle(&mut self.memory, &mut slot)
+                && let Some(len) = self.endpoint.poll_transmit_middle(now, &mut self.memory, &mut slot)
             {
                 slot.send(len, dst);
                 continue;

@@ -142,10 +142,10 @@ impl Dcqcn {
         }
     }
 
-    /// What the next increase adds to the target rate (figure 7 of the paper).
+    /// What the increase just counted adds to the target rate (figure 7 of the paper).
     fn rise(&self) -> u64 {
         let fast_recovery = self.config.fast_recovery;
-        if self.by_timer.max(self.by_bytes) < fast_recovery {
+        if self.by_timer.max(self.by_bytes) <= fast_recovery {
             0
         } else if self.by_timer.min(self.by_bytes) > fast_recovery {
             self.config.hyper_increase

@@ -2,8 +2,8 @@
 //! a target, as in Swift (Kumar et al., SIGCOMM 2020), and needs no marks of switches and no timer.
 //!
 //! The round-trip times of a device in software include the time until a thread of the peer runs.
-//! They are lengthened by it and never shortened, so the controller decides by the least of a round,
-//! and never holds a path itself longer than the target to be congested.
+//! They are lengthened by it and never shortened, so the controller decides by the least of a
+//! round, and never holds a path itself longer than the target to be congested.
 
 use core::time::Duration;
 
@@ -16,10 +16,13 @@ pub struct DelayConfig {
     /// The round-trip time up to which the window grows, 1 µs to 1 s (clamped). On a path whose
     /// shortest round trip is longer than half of it, that one plus half of this.
     pub target: Duration,
+    /// The window of a new connection in bytes. It doubles with each round until the first that is
+    /// above the target.
+    pub initial_window: u64,
     /// What a round adds to the window, in bytes. Higher converges faster, to a longer queue.
     pub increase: u64,
-    /// Consecutive rounds below the target after which a round adds an eighth of the window, if that
-    /// is more.
+    /// Consecutive rounds below the target after which a round adds an eighth of the window, if
+    /// that is more.
     pub patience: u32,
     /// How strongly a delay beyond the target decreases the window, in 1/256: 205 is 0.8.
     pub gain: u32,
@@ -31,6 +34,7 @@ impl Default for DelayConfig {
     fn default() -> Self {
         Self {
             target: Duration::from_micros(100),
+            initial_window: 64 << 10,
             increase: 4096,
             patience: 5,
             gain: 205,
@@ -44,8 +48,8 @@ const PACKET: u64 = 4096;
 
 /// The window controller of a queue pair.
 ///
-/// A round is the time in which one window is acknowledged. The window begins at what the line rate
-/// sends in the target time, which is also its maximum.
+/// A round is the time in which one window is acknowledged. The maximum of the window is what the
+/// line rate sends in the target time.
 #[derive(Clone, Debug)]
 pub struct Delay {
     config: DelayConfig,
@@ -62,6 +66,8 @@ pub struct Delay {
     acked: u64,
     /// Rounds below the target.
     calm: u32,
+    /// No round was above the target yet.
+    starting: bool,
     cut: Cut,
 }
 
@@ -76,7 +82,7 @@ enum Cut {
 }
 
 impl Delay {
-    /// A controller with its maximum window.
+    /// A controller with its initial window.
     pub fn new(limits: &CongestionConfig, config: DelayConfig) -> Self {
         let line_rate = limits.line_rate.max(1);
         let mut delay = Self {
@@ -95,9 +101,11 @@ impl Delay {
             last: Duration::ZERO,
             acked: 0,
             calm: 0,
+            starting: true,
             cut: Cut::None,
         };
-        delay.window = delay.max_window();
+        let least = delay.min_window();
+        delay.window = delay.config.initial_window.clamp(least, delay.max_window());
         delay
     }
 
@@ -138,7 +146,9 @@ impl Delay {
     }
 
     fn grow(&mut self) {
-        let fast = if self.calm > self.config.patience {
+        let fast = if self.starting {
+            self.window
+        } else if self.calm > self.config.patience {
             self.window / 8
         } else {
             0
@@ -151,7 +161,7 @@ impl Delay {
 
     /// By `parts` of 256.
     fn decrease(&mut self, parts: u64) {
-        self.calm = 0;
+        (self.calm, self.starting) = (0, false);
         let parts = parts.min(u64::from(self.config.max_decrease));
         let cut = (u128::from(self.window) * u128::from(parts) / 256) as u64;
         self.window = (self.window - cut).max(self.min_window());

@@ -18,6 +18,12 @@ pub struct EndpointConfig {
     pub link: LinkCapabilities,
     /// Congestion control over UDP.
     pub congestion: CongestionConfig,
+    /// Reliable queue pairs send probes over UDP when no response comes for a few round trips,
+    /// before the local ACK timeout. Any responder answers them.
+    pub tail_loss_probes: bool,
+    /// RC queue pairs over UDP use selective repeat, if the peer's end is a Doorbell one with this
+    /// setting (decision 111).
+    pub selective_repeat: bool,
 }
 
 /// What a lossless link to a process of the same host permits: packets arrive once and in order, so
@@ -64,6 +70,8 @@ impl Default for EndpointConfig {
             mtu: Mtu::Mtu4096,
             link: LinkCapabilities::default(),
             congestion: CongestionConfig::default(),
+            tail_loss_probes: true,
+            selective_repeat: false,
         }
     }
 }

@@ -118,7 +118,7 @@ impl QueuePair {
             return acknowledges.then(|| self.transmit_reply(memory, buf, out)).flatten();
         }
         let window = congestion.window() / self.connection.mtu as u64;
-        self.requester.limit_window(window, self.window);
+        self.requester.limit_window(window, self.max_window());
         let (next, sends_data) = (self.requester.next(), self.responder.sends_data());
         let written = self.transmit_next(now, memory, buf, out)?;
         let requested = self.requester.next() > next;

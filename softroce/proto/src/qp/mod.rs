@@ -28,7 +28,7 @@ use crate::qp::peer_port::{PeerPort, Progress};
 use crate::qp::requester::Requester;
 use crate::qp::responder::{FatalNak, Responder};
 use crate::srq::SharedQueue;
-use crate::wire::{Bth, IpFields, Nak, Opcode, Transport};
+use crate::wire::{Bth, IpFields, Nak, Opcode, SelectiveEth, Transport};
 use crate::work::{PostError, ReceiveRequest, SendRequest, SrqId, Status};
 use crate::{AsyncEvent, Datagram, EndpointConfig, Instant, LinkCapabilities, Mtu, Psn, Qpn};
 
@@ -49,6 +49,8 @@ struct Connection {
     peer_port: PeerPort,
     /// On the lossless link, a longer payload is passed by reference.
     inline_limit: usize,
+    /// The requester offers selective repeat, and takes selective ACKs: the peer's end is a socket's.
+    selective: bool,
 }
 
 impl Connection {
@@ -85,6 +87,8 @@ pub(crate) struct QueuePair {
     /// Send window in PSNs over UDP; what a lossless link permits instead.
     window: u32,
     capabilities: LinkCapabilities,
+    tail_loss_probes: bool,
+    selective_repeat: bool,
     requester: Requester,
     responder: Responder,
     /// The first message arrived (or RTS was entered), so IBV_EVENT_COMM_EST is not due any more.
@@ -130,9 +134,12 @@ impl QueuePair {
                 link: None,
                 peer_port: PeerPort::default(),
                 inline_limit: config.link.inline_limit,
+                selective: false,
             },
             window: config.window,
             capabilities: config.link,
+            tail_loss_probes: config.tail_loss_probes,
+            selective_repeat: config.selective_repeat && init.transport == Transport::Rc,
             requester: Requester::new(&init, config.window),
             responder: Responder::new(&init, srq),
             established: false,
@@ -195,8 +202,26 @@ impl QueuePair {
         self.connection.peer_port
     }
 
-    pub(crate) const fn pin_peer_port(&mut self, port: u16) {
+    /// An adapter or rxe sends from other ports than a socket's: it is offered nothing that is not in
+    /// the standard.
+    pub(crate) fn pin_peer_port(&mut self, port: u16) {
         self.connection.peer_port = PeerPort::pinned(port);
+        self.connection.selective = self.selective_repeat && self.connection.peer_port.is_socket();
+        self.requester.shrink_window(self.max_window().into());
+    }
+
+    /// With selective repeat no more is in flight than a responder keeps: what it drops beyond that
+    /// would wait for a probe.
+    fn max_window(&self) -> u32 {
+        if self.connection.selective {
+            self.window.min(SelectiveEth::PACKETS as u32)
+        } else {
+            self.window
+        }
+    }
+
+    pub(crate) fn discard_kept(&mut self, out: &mut Outbox) {
+        self.responder.disable_selective_repeat(out);
     }
 
     pub(crate) fn progress(&self) -> Progress {
@@ -266,6 +291,8 @@ impl QueuePair {
         self.connection.link = self.set.path.and_then(|path| path.link);
         if modify.path.is_some() {
             self.connection.peer_port = PeerPort::default();
+            self.connection.selective = false;
+            self.responder.disable_selective_repeat(out);
         }
         self.connection.mtu = match (self.connection.link, self.set.path_mtu) {
             (Some(_), _) => self.capabilities.mtu,
@@ -274,6 +301,11 @@ impl QueuePair {
         };
         let window = self.connection.link.map_or(self.window, |_| self.capabilities.window);
         self.requester.set_window(window);
+        if self.connection.selective {
+            self.requester.shrink_window(self.max_window().into());
+        }
+        self.requester
+            .set_probes(self.tail_loss_probes && self.connection.link.is_none());
         match (from, to) {
             (State::Init, State::Rtr) => self.set.rq_psn.into_iter().for_each(|psn| self.responder.start(psn)),
             (State::Rtr, State::Rts) => {
@@ -297,6 +329,8 @@ impl QueuePair {
         self.state = State::Reset;
         self.set = Modify::default();
         self.connection.link = None;
+        self.connection.selective = false;
+        self.responder.disable_selective_repeat(out);
         self.requester.reset();
         self.responder.reset();
         self.established = false;
@@ -440,6 +474,9 @@ impl QueuePair {
             self.check_drained(out);
             return;
         }
+        if packet.bth.selective && self.connection.selective {
+            self.responder.enable_selective_repeat();
+        }
         // The PD of an XRC request is that of the queue that it names.
         let named;
         let connection = if self.init.transport == Transport::Xrc {
@@ -523,6 +560,7 @@ impl QueuePair {
     /// Fast path of [`transmit`](Self::transmit): a MIDDLE packet over UDP, no reply pending.
     pub(crate) fn transmit_middle<M: Memory>(
         &mut self,
+        now: Instant,
         memory: &mut M,
         buf: &mut [u8],
         out: &mut Outbox,
@@ -532,7 +570,9 @@ impl QueuePair {
         if !eligible || self.responder.has_replies() || self.congestion.is_some() {
             return None;
         }
-        let len = self.requester.transmit_middle(&self.connection, memory, buf, out)?;
+        let len = self
+            .requester
+            .transmit_middle(now, &self.connection, memory, buf, out)?;
         self.burst.requests_sent = true;
         Some(len)
     }

@@ -22,6 +22,11 @@ impl PeerPort {
         self.0.is_none()
     }
 
+    /// Whether it is a socket's: the peer is a soft end.
+    pub(crate) const fn is_socket(self) -> bool {
+        matches!(self.0, Some(port) if port < FIRST_ENTROPY_PORT)
+    }
+
     pub(crate) fn admits(self, port: u16) -> bool {
         self.0
             .is_none_or(|pinned| port == pinned || pinned >= FIRST_ENTROPY_PORT && port >= FIRST_ENTROPY_PORT)

@@ -6,7 +6,7 @@
 //! 2..4   partition key
 //! 4      FECN:1 BECN:1 reserved:6        (all ones in the ICRC)
 //! 5..8   destination QP
-//! 8      AckReq:1 reserved:7
+//! 8      AckReq:1 reserved:7             (0x2b: the requester takes selective ACKs, decision 111)
 //! 9..12  PSN
 //! ```
 
@@ -17,6 +17,9 @@ use crate::{Psn, Qpn};
 pub const DEFAULT_PKEY: u16 = 0xffff;
 
 const MEMBERSHIP: u16 = 0x8000;
+
+/// In the reserved bits behind AckReq: a pattern, so that one bit of another's extension is none.
+const SELECTIVE: u8 = 0x2b;
 
 /// A base transport header. The pad count is not a field: it follows from the payload length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,6 +40,8 @@ pub struct Bth {
     pub dest_qp: Qpn,
     /// AckReq: the requester requests an acknowledgement of this packet.
     pub ack_req: bool,
+    /// Of a request: the requester takes selective ACKs. Others ignore these reserved bits.
+    pub selective: bool,
     /// Packet sequence number.
     pub psn: Psn,
     /// The XRCETH, which follows in requests of XRC: not part of the 12 bytes.
@@ -58,6 +63,7 @@ impl Bth {
             becn: false,
             dest_qp,
             ack_req: false,
+            selective: false,
             psn,
             xrc: None,
         }
@@ -75,7 +81,7 @@ impl Bth {
         }
     }
 
-    /// Parses a header and its pad count (0 … 3 bytes). Reserved bits are ignored.
+    /// Parses a header and its pad count (0 … 3 bytes). Other reserved bits are ignored.
     ///
     /// # Errors
     /// An unknown opcode, a transport version other than 0, or another partition's P_Key (limited
@@ -103,6 +109,7 @@ impl Bth {
             becn: ecn & 0x40 != 0,
             dest_qp: Qpn::new(u32::from_be_bytes([0, q0, q1, q2])),
             ack_req: ack & 0x80 != 0,
+            selective: ack & 0x7f == SELECTIVE,
             psn: Psn::new(u32::from_be_bytes([0, s0, s1, s2])),
             xrc: None,
         };
@@ -123,7 +130,7 @@ impl Bth {
             q0,
             q1,
             q2,
-            (self.ack_req as u8) << 7,
+            (self.ack_req as u8) << 7 | if self.selective { SELECTIVE } else { 0 },
             s0,
             s1,
             s2,

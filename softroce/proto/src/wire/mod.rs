@@ -19,6 +19,7 @@ mod ieth;
 mod imm_dt;
 mod opcode;
 mod reth;
+mod selective_eth;
 #[cfg(test)]
 mod tests;
 mod xrc_eth;
@@ -35,6 +36,7 @@ pub use ieth::Ieth;
 pub use imm_dt::ImmDt;
 pub use opcode::{Layout, Opcode, Operation, Position, Transport};
 pub use reth::Reth;
+pub use selective_eth::SelectiveEth;
 pub use xrc_eth::XrcEth;
 
 use crate::icrc;
@@ -125,6 +127,8 @@ pub enum Extension {
     DethImm(Deth, ImmDt),
     /// A FLUSH.
     FethReth(Feth, Reth),
+    /// A selective ACK.
+    Selective(SelectiveEth),
 }
 
 impl Extension {
@@ -142,6 +146,7 @@ impl Extension {
             Self::Deth(_) => Layout::Deth,
             Self::DethImm(..) => Layout::DethImm,
             Self::FethReth(..) => Layout::FethReth,
+            Self::Selective(_) => Layout::Selective,
         }
     }
 
@@ -194,6 +199,7 @@ impl Extension {
             Layout::Deth => Self::Deth(Deth::from_bytes(take(&mut rest)?)),
             Layout::DethImm => Self::DethImm(Deth::from_bytes(take(&mut rest)?), ImmDt::from_bytes(take(&mut rest)?)),
             Layout::FethReth => Self::FethReth(Feth::from_bytes(take(&mut rest)?), Reth::from_bytes(take(&mut rest)?)),
+            Layout::Selective => Self::Selective(SelectiveEth::from_bytes(take(&mut rest)?)),
         };
         Ok((extension, rest))
     }
@@ -223,6 +229,7 @@ impl Extension {
                 join(buf, 0, feth.to_bytes());
                 join(buf, Feth::LEN, reth.to_bytes());
             }
+            Self::Selective(selective) => join(buf, 0, selective.to_bytes()),
         }
     }
 }

@@ -50,6 +50,8 @@ pub enum Operation {
     Flush,
     /// Atomic WRITE of 8 bytes.
     AtomicWrite,
+    /// Selective ACK, between Doorbell ends (decision 111).
+    SelectiveAck,
 }
 
 /// A packet's position in its message.
@@ -112,6 +114,8 @@ pub enum Layout {
     DethImm,
     /// FETH, then RETH.
     FethReth,
+    /// SelectiveEth.
+    Selective,
 }
 
 impl Layout {
@@ -125,6 +129,7 @@ impl Layout {
             Self::AethAtomic | Self::DethImm => 12,
             Self::Atomic => 28,
             Self::Deth => 8,
+            Self::Selective => 32,
         }
     }
 
@@ -136,7 +141,8 @@ impl Layout {
 
 macro_rules! opcodes {
     ($($name:ident = $code:literal: $transport:ident $operation:ident $position:ident, $layout:ident, $payload:literal;)*) => {
-        /// An opcode of the services RC, UC, UD and XRC (IBTA vol 1, table 38 and annex A19).
+        /// An opcode of the services RC, UC, UD and XRC (IBTA vol 1, table 38 and annex A19), or the
+        /// one of ours, in the range 0xc0 to 0xff of manufacturers.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[repr(u8)]
         pub enum Opcode {
@@ -264,6 +270,7 @@ opcodes! {
     XrcSendOnlyInvalidate = 0xb7: Xrc Send Only, Ieth, true;
     XrcFlush = 0xbc: Xrc Flush Only, FethReth, false;
     XrcAtomicWrite = 0xbd: Xrc AtomicWrite Only, Reth, true;
+    RcSelectiveAcknowledge = 0xd1: Rc SelectiveAck Only, Selective, false;
 }
 
 impl Opcode {
@@ -281,7 +288,7 @@ impl Opcode {
     pub const fn is_response(self) -> bool {
         matches!(
             self.operation(),
-            Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge
+            Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge | Operation::SelectiveAck
         )
     }
 
@@ -339,7 +346,7 @@ impl Opcode {
             Transport::Ud => return None,
         };
         match Self::from_code(self.code() & 0x1f | service.code()) {
-            Some(same) if matches!(self.transport(), Transport::Rc) => Some(same),
+            Some(same) if matches!(self.transport(), Transport::Rc) && self.code() < 0x20 => Some(same),
             _ => None,
         }
     }

@@ -74,18 +74,21 @@ fn extension(layout: Layout) -> BoxedStrategy<Extension> {
         Layout::FethReth => (0u8..16, 0u8..4, reth())
             .prop_map(|(plt, sel, reth)| Extension::FethReth(Feth { plt, sel }, reth))
             .boxed(),
+        Layout::Selective => any::<[u8; SelectiveEth::LEN]>()
+            .prop_map(|bytes| Extension::Selective(SelectiveEth::from_bytes(&bytes)))
+            .boxed(),
     }
 }
 
 fn headers() -> impl Strategy<Value = (Bth, Extension)> {
     (
         prop::sample::select(Opcode::ALL),
-        any::<[bool; 5]>(),
+        any::<[bool; 6]>(),
         any::<bool>(),
         any::<(u32, u32)>(),
     )
         .prop_flat_map(
-            |(opcode, [solicited, migrated, fecn, becn, ack_req], full, (dest_qp, psn))| {
+            |(opcode, [solicited, migrated, fecn, becn, ack_req, selective], full, (dest_qp, psn))| {
                 let bth = Bth {
                     opcode,
                     solicited,
@@ -95,6 +98,7 @@ fn headers() -> impl Strategy<Value = (Bth, Extension)> {
                     becn,
                     dest_qp: Qpn::new(dest_qp),
                     ack_req,
+                    selective,
                     psn: Psn::new(psn),
                     xrc: opcode.has_xrc_eth().then_some(XrcEth {
                         srq: dest_qp & 0x00ff_ffff,
@@ -133,7 +137,7 @@ fn check_bytes(bytes: &[u8]) -> Result<(), TestCaseError> {
     prop_assert_eq!(Packet::parse(&written), Ok(packet));
     let mut expected = bytes.to_vec();
     expected[4] &= 0xc0;
-    expected[8] &= 0x80;
+    expected[8] &= if packet.bth.selective { 0xff } else { 0x80 };
     if matches!(packet.bth.opcode.layout(), Layout::Deth | Layout::DethImm) {
         expected[16] = 0;
     }
@@ -329,7 +333,7 @@ fn parse_errors_name_the_fault() {
 
 #[test]
 fn opcodes() {
-    assert_eq!(Opcode::ALL.len(), 25 + 12 + 2 + 25);
+    assert_eq!(Opcode::ALL.len(), 25 + 12 + 2 + 25 + 1);
     for code in 0..=u8::MAX {
         assert_eq!(
             Opcode::from_code(code).map(Opcode::code),
@@ -338,7 +342,8 @@ fn opcodes() {
     }
     for &opcode in Opcode::ALL {
         let service = match opcode.code() >> 5 {
-            0 => Transport::Rc,
+            // And manufacturers'.
+            0 | 6 => Transport::Rc,
             1 => Transport::Uc,
             5 => Transport::Xrc,
             _ => Transport::Ud,
@@ -367,7 +372,7 @@ fn opcodes() {
         let moves_data = name.contains("Send") || name.contains("Write") || name.contains("ReadResponse");
         assert_eq!(opcode.has_payload(), moves_data, "{name}");
         let over = opcode.over(Transport::Xrc);
-        assert_eq!(over.is_some(), opcode.transport() == Transport::Rc);
+        assert_eq!(over.is_some(), opcode.code() < 0x20);
         assert!(over.is_none_or(|over| format!("{over:?}")[3..] == name[2..] && over.layout() == opcode.layout()));
         let is_made = !opcode.has_invalidate() && opcode.operation() != Operation::AtomicWrite;
         if opcode.transport() != Transport::Rc || !is_made || !opcode.has_payload() {

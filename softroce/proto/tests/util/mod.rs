@@ -120,6 +120,11 @@ pub(crate) struct Setup {
     pub(crate) max_wr: u32,
     pub(crate) max_inline: u32,
     pub(crate) congestion: CongestionConfig,
+    /// False, so that a lost tail waits for the local ACK timeout, as on an adapter.
+    pub(crate) tail_loss_probes: bool,
+    pub(crate) selective_repeat: [bool; 2],
+    /// UDP source ports; those from 49152 on are adapters'.
+    pub(crate) ports: [u16; 2],
 }
 
 impl Default for Setup {
@@ -152,6 +157,9 @@ impl Default for Setup {
             max_wr: 64,
             max_inline: 600,
             congestion: CongestionConfig::default(),
+            tail_loss_probes: false,
+            selective_repeat: [false; 2],
+            ports: [PORT; 2],
         }
     }
 }
@@ -222,6 +230,8 @@ impl Pair {
                     inline_limit: LINK_INLINE,
                 },
                 congestion: setup.congestion,
+                tail_loss_probes: setup.tail_loss_probes,
+                selective_repeat: setup.selective_repeat[at],
             });
             let srq = setup.srq.filter(|_| at == 1).map(|init| endpoint.create_srq(init));
             let (own_srq, xrc_domain) = receives_from(&setup, at, srq);
@@ -412,7 +422,7 @@ impl Pair {
         if over_link() {
             bytes = on_the_wire(&transmit, &bytes, referred);
         }
-        Flow::new(transmit.src, transmit.dst, PORT, PORT).seal(0, &mut bytes);
+        Flow::new(transmit.src, transmit.dst, self.setup.ports[at], PORT).seal(0, &mut bytes);
         let sent = Sent {
             from: at,
             traffic_class: transmit.traffic_class,
@@ -425,10 +435,10 @@ impl Pair {
 
     fn transmit_middle(&mut self, at: usize, buf: &mut [u8]) -> Option<Sent> {
         let node = self.nodes.get_mut(at).filter(|_| self.setup.fast_path)?;
-        let len = node.endpoint.poll_transmit_middle(&mut node.memory, buf)?;
+        let len = node.endpoint.poll_transmit_middle(self.now, &mut node.memory, buf)?;
         let mut bytes = buf[..len].to_vec();
         let (src, dst) = (node.address, self.nodes[1 - at].address);
-        Flow::new(src, dst, PORT, PORT).seal(0, &mut bytes);
+        Flow::new(src, dst, self.setup.ports[at], PORT).seal(0, &mut bytes);
         let before = self.log.iter().rfind(|before| before.from == at).unwrap();
         let sent = Sent {
             from: at,
@@ -467,7 +477,7 @@ impl Pair {
         let datagram = Datagram {
             src,
             dst: node.address,
-            src_port: PORT,
+            src_port: self.setup.ports[sent.from],
             dst_port: PORT,
             ident: Ident::Known(0),
             traffic_class: sent.traffic_class,
@@ -480,7 +490,7 @@ impl Pair {
     /// With the ICRC of bytes that the test changed.
     pub(crate) fn deliver_sealed(&mut self, sent: &mut Sent) {
         let (from, to) = (self.nodes[sent.from].address, self.nodes[1 - sent.from].address);
-        Flow::new(from, to, PORT, PORT).seal(0, &mut sent.bytes);
+        Flow::new(from, to, self.setup.ports[sent.from], PORT).seal(0, &mut sent.bytes);
         self.deliver(sent);
     }
 
@@ -491,7 +501,13 @@ impl Pair {
         let start = wire::write(&mut bytes, &bth, extension, payload.len()).unwrap();
         bytes[start..start + payload.len()].copy_from_slice(payload);
         let from = 1 - to;
-        Flow::new(self.nodes[from].address, self.nodes[to].address, PORT, PORT).seal(0, &mut bytes);
+        Flow::new(
+            self.nodes[from].address,
+            self.nodes[to].address,
+            self.setup.ports[from],
+            PORT,
+        )
+        .seal(0, &mut bytes);
         self.deliver(&Sent {
             from,
             traffic_class: 0,

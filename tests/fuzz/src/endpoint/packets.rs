@@ -6,7 +6,7 @@ use arbitrary::{Result, Unstructured};
 use doorbell_roce_proto::cm::MAD_LEN;
 use doorbell_roce_proto::wire::{
     self, Aeth, AtomicAckEth, AtomicEth, Bth, Cnp, Credits, Deth, Extension, Feth, Ieth, ImmDt, IpFields, Layout, Nak,
-    Opcode, Reth, RnrTimer, Syndrome, XrcEth,
+    Opcode, Reth, RnrTimer, SelectiveEth, Syndrome, XrcEth,
 };
 use doorbell_roce_proto::{Psn, Qpn, mad_of};
 
@@ -146,6 +146,7 @@ impl World {
             Layout::Ieth => Extension::Ieth(Ieth { rkey }),
             Layout::Aeth => Extension::Aeth(aeth),
             Layout::AethAtomic => Extension::AethAtomic(aeth, AtomicAckEth { original: va }),
+            Layout::Selective => Extension::Selective(SelectiveEth::from_bytes(&[va as u8; SelectiveEth::LEN])),
             Layout::Atomic => Extension::Atomic(AtomicEth {
                 va,
                 rkey,

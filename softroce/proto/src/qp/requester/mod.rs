@@ -13,19 +13,24 @@
 //! Go-back-N retransmission is `next = una`; the progress of a READ follows from `una` alone.
 //!
 //! [`transmit`] writes packets and sets AckReq, [`fast_path`] the most frequent ones; [`response`]
-//! handles responses; [`unreliable`] sends for UC and UD; [`local`] executes local operations;
+//! handles responses, [`selective`] those that report what arrived after a gap, [`probe`] their
+//! absence; [`unreliable`] sends for UC and UD; [`local`] executes local operations;
 //! [`congestion`] is what congestion control reads and sets.
 
 mod congestion;
 mod fast_path;
 mod local;
+mod probe;
 mod response;
+mod selective;
 mod transmit;
 mod unreliable;
 
 use core::time::Duration;
 
 use crate::outbox::Outbox;
+use crate::qp::requester::probe::Probe;
+use crate::qp::requester::selective::Holes;
 use crate::qp::send_queue::{SendQueue, Wqe};
 use crate::qp::{Connection, LinkProgress, Modify, QpInit, ack_timeout};
 use crate::work::{Completion, CompletionOpcode, CqId, Destination, Operation, PostError, SendRequest, Status};
@@ -77,6 +82,8 @@ pub(crate) struct Requester {
     /// Lossless link: packets sent on it when a timeout found some that the peer had not taken.
     undelivered: Option<u64>,
     timer: Timer,
+    probe: Probe,
+    holes: Holes,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -121,13 +128,25 @@ impl Requester {
             recoveries: 0,
             undelivered: None,
             timer: Timer::Idle,
+            probe: Probe::default(),
+            holes: Holes::default(),
         }
+    }
+
+    /// Whether it sends tail-loss probes; not on a lossless link.
+    pub(crate) fn set_probes(&mut self, enabled: bool) {
+        self.probe.set_enabled(enabled);
     }
 
     pub(crate) fn set_window(&mut self, window: u32) {
         self.window = u64::from(window);
         self.ack_req_interval = (window / ACK_REQS_PER_WINDOW).clamp(1, ACK_REQ_INTERVAL);
         self.read_part = u64::from(window / 2).max(1);
+    }
+
+    /// A smaller window; the parts of READs in flight keep their length.
+    pub(crate) fn shrink_window(&mut self, most: u64) {
+        self.window = self.window.min(most);
     }
 
     /// Applies attributes; a running ACK timer restarts at `now`.
@@ -164,6 +183,8 @@ impl Requester {
         self.recoveries = 0;
         self.undelivered = None;
         self.timer = Timer::Idle;
+        self.probe.reset();
+        self.holes.clear();
     }
 
     pub(crate) fn post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
@@ -192,7 +213,12 @@ impl Requester {
     }
 
     pub(crate) fn has_more(&self) -> bool {
-        self.cursor < self.queue.tail
+        self.cursor < self.queue.tail || self.resends()
+    }
+
+    /// Whether packets in flight are to be sent again, besides by go-back-N.
+    fn resends(&self) -> bool {
+        self.probe.is_pending() || !self.holes.is_empty()
     }
 
     pub(crate) fn next_destination(&self) -> Option<Destination> {
@@ -202,12 +228,13 @@ impl Requester {
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match self.timer {
             Timer::Idle => None,
-            Timer::LocalAck(at) | Timer::Rnr(at) => Some(at),
+            Timer::LocalAck(at) => Some(self.probe.deadline().map_or(at, |probe| probe.min(at))),
+            Timer::Rnr(at) => Some(at),
         }
     }
 
-    /// Local ACK timeout, or end of an RNR wait (IBTA vol 1, 9.7.6.1.3 and 9.7.5.2.8). `link`: the
-    /// progress of its lossless link.
+    /// Local ACK timeout, end of an RNR wait (IBTA vol 1, 9.7.6.1.3 and 9.7.5.2.8), or a tail-loss
+    /// probe. `link`: the progress of its lossless link.
     ///
     /// # Errors
     /// The status with which the oldest request fails.
@@ -217,6 +244,7 @@ impl Requester {
         link: Option<LinkProgress>,
         out: &mut Outbox,
     ) -> Result<(), Status> {
+        self.handle_probe_timeout(now, out);
         let timer = self.timer;
         match timer {
             Timer::Rnr(at) if at <= now => {
@@ -329,6 +357,8 @@ impl Requester {
         self.next = self.max;
         self.rd_atomic_outstanding = 0;
         self.timer = Timer::Idle;
+        self.probe.disarm();
+        self.holes.clear();
     }
 
     /// Selective signaling: success is reported only if signaled (IBTA vol 1, 10.7.3.1).
@@ -402,12 +432,22 @@ impl Requester {
     fn go_back_n(&mut self) {
         self.next = self.una;
         self.cursor = self.queue.head;
+        self.probe.discard_sample();
+        self.holes.clear();
     }
 
     fn restart_ack_timer(&mut self, now: Instant) {
-        self.timer = match self.limits.timeout {
-            Some(timeout) if self.una < self.max => Timer::LocalAck(now + timeout),
-            _ => Timer::Idle,
-        };
+        match self.limits.timeout {
+            Some(timeout) if self.una < self.max => {
+                self.timer = Timer::LocalAck(now + timeout);
+                if self.probe.is_enabled() {
+                    self.probe.arm(now, timeout);
+                }
+            }
+            _ => {
+                self.timer = Timer::Idle;
+                self.probe.disarm();
+            }
+        }
     }
 }

@@ -35,6 +35,9 @@ impl Requester {
         };
         match (packet.bth.opcode.operation(), packet.extension) {
             (Wire::Acknowledge, Extension::Aeth(aeth)) => self.handle_ack(now, number, aeth.syndrome, connection, out),
+            (Wire::SelectiveAck, Extension::Selective(received)) => {
+                self.handle_selective_ack(now, number, &received, connection, out)
+            }
             (Wire::ReadResponse, _) => self.handle_read_response(now, number, packet, connection, memory, out),
             (Wire::AtomicAcknowledge, Extension::AethAtomic(_, atomic)) => {
                 self.handle_atomic_response(now, number, atomic.original, connection, memory, out)
@@ -93,12 +96,13 @@ impl Requester {
         if matches!(self.timer, Timer::Rnr(_)) {
             return Ok(());
         }
-        if self.limits.rnr_retry != RNR_RETRY_INFINITE {
+        if self.limits.rnr_retry != RNR_RETRY_INFINITE && !self.probe.take_answer() {
             self.rnr_retries_left = self.rnr_retries_left.checked_sub(1).ok_or(Status::RnrRetryExceeded)?;
         }
         self.retries_left = self.limits.retry_cnt;
         self.recovering = None;
         self.go_back_n();
+        self.probe.disarm();
         self.timer = Timer::Rnr(now + timer.duration());
         Ok(())
     }
@@ -174,11 +178,13 @@ impl Requester {
         Ok(())
     }
 
-    fn find_wqe(&self, number: u64) -> Option<Wqe> {
-        (self.queue.head..self.begun)
-            .map(|request| self.queue.get(request))
-            .find(|wqe| number < wqe.end())
-            .copied()
+    pub(super) fn find_wqe(&self, number: u64) -> Option<Wqe> {
+        self.find_request(number).map(|request| *self.queue.get(request))
+    }
+
+    /// The request that contains packet `number`.
+    pub(super) fn find_request(&self, number: u64) -> Option<u64> {
+        (self.queue.head..self.begun).find(|&request| number < self.queue.get(request).end())
     }
 
     /// The response data of packet `una` is in memory.
@@ -193,7 +199,7 @@ impl Requester {
 
     /// Completes SENDs and WRITEs before packet `end`. False at a READ or atomic: its response was
     /// lost, as the responder has sent it (implied NAK, IBTA vol 1, 9.7.5.1.1).
-    fn advance_una(&mut self, now: Instant, end: u64, connection: &Connection, out: &mut Outbox) -> bool {
+    pub(super) fn advance_una(&mut self, now: Instant, end: u64, connection: &Connection, out: &mut Outbox) -> bool {
         let before = self.una;
         while self.una < end && self.queue.head < self.begun {
             let wqe = self.queue.get(self.queue.head);
@@ -220,6 +226,9 @@ impl Requester {
         self.rnr_retries_left = self.limits.rnr_retry;
         self.recovering = None;
         self.undelivered = None;
+        if self.probe.is_enabled() {
+            self.probe.progress(now, self.una);
+        }
         if self.next < self.una {
             self.go_back_n();
         }
@@ -227,7 +236,7 @@ impl Requester {
     }
 
     /// Implied NAK: the response to packet `una` was lost.
-    fn implied_nak(&mut self, now: Instant, out: &mut Outbox) -> Result<(), Status> {
+    pub(super) fn implied_nak(&mut self, now: Instant, out: &mut Outbox) -> Result<(), Status> {
         out.counters.out_of_sequence += 1;
         self.recover(now)
     }

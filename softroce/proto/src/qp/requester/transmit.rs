@@ -11,8 +11,8 @@ use crate::work::{Operation, Status};
 use crate::{Instant, RKey, icrc};
 
 /// A packet that was written, to be committed.
-struct RequestPacket {
-    lens: PacketLens,
+pub(super) struct RequestPacket {
+    pub(super) lens: PacketLens,
     /// PSNs that it takes: those of its responses if it is a READ request.
     numbers: u64,
     ack_req: bool,
@@ -24,6 +24,70 @@ impl Requester {
     /// # Errors
     /// The status with which the oldest request fails.
     pub(crate) fn transmit<M: Memory>(
+        &mut self,
+        now: Instant,
+        connection: &Connection,
+        draining: bool,
+        memory: &mut M,
+        buf: &mut [u8],
+        out: &mut Outbox,
+    ) -> Result<Option<PacketLens>, Status> {
+        if self.probe.is_pending()
+            && let Some(lens) = self.transmit_probe(now, connection, memory, buf, out)?
+        {
+            return Ok(Some(lens));
+        }
+        if !self.holes.is_empty()
+            && let Some(lens) = self.transmit_missing(now, connection, memory, buf, out)?
+        {
+            return Ok(Some(lens));
+        }
+        let sent = self.transmit_next(now, connection, draining, memory, buf, out)?;
+        if sent.is_none() {
+            self.probe.wait();
+        }
+        Ok(sent)
+    }
+
+    /// Writes a packet in flight again, of this request and number, and leaves `next` alone. `None`
+    /// if it cannot be sent now.
+    ///
+    /// # Errors
+    /// The status with which the oldest request fails.
+    #[expect(clippy::too_many_arguments, reason = "those of transmit, and the packet")]
+    pub(super) fn resend<M: Memory>(
+        &mut self,
+        now: Instant,
+        (request, number): (u64, u64),
+        ack_req: bool,
+        connection: &Connection,
+        memory: &mut M,
+        buf: &mut [u8],
+        out: &mut Outbox,
+    ) -> Result<Option<PacketLens>, Status> {
+        let wqe = *self.queue.get(request);
+        // As for any packet: it might read memory that a deferred copy has not written yet.
+        let is_read = matches!(wqe.operation, Operation::Read { .. });
+        if (!is_read || wqe.fence) && memory.has_pending_copies(connection.qpn) {
+            return Ok(None);
+        }
+        let after = (self.next, self.cursor, self.unacked_since_req);
+        (self.next, self.cursor) = (number, request);
+        if ack_req {
+            self.unacked_since_req = self.ack_req_interval;
+        }
+        let written = self.write(&wqe, connection, memory, buf);
+        (self.next, self.cursor, self.unacked_since_req) = after;
+        let Some(packet) = written? else {
+            return Ok(None);
+        };
+        self.unacked_since_req = if packet.ack_req { 0 } else { self.unacked_since_req + 1 };
+        self.probe.sent(now, None);
+        out.counters.retransmits += 1;
+        Ok(Some(packet.lens))
+    }
+
+    fn transmit_next<M: Memory>(
         &mut self,
         now: Instant,
         connection: &Connection,
@@ -55,7 +119,11 @@ impl Requester {
         let Some(packet) = self.write(&wqe, connection, memory, buf)? else {
             return Ok(None);
         };
+        let first_response = self.next + 1;
         let retransmission = self.commit(packet.numbers, packet.ack_req, wqe.awaits_data());
+        let has_response = packet.ack_req || wqe.awaits_data();
+        self.probe
+            .sent(now, (has_response && !retransmission).then_some(first_response));
         out.counters.retransmits += u64::from(retransmission);
         self.rd_atomic_outstanding += u32::from(new_part);
         if self.next == wqe.end() {
@@ -71,6 +139,7 @@ impl Requester {
     /// flight; returns its length. The packet is the same; no deadline changes.
     pub(crate) fn transmit_middle<M: Memory>(
         &mut self,
+        now: Instant,
         connection: &Connection,
         memory: &mut M,
         buf: &mut [u8],
@@ -78,7 +147,7 @@ impl Requester {
     ) -> Option<usize> {
         // The timer runs already, so that no deadline changes.
         let timed = matches!(self.timer, Timer::LocalAck(_));
-        if !timed || !self.may_send() || self.cursor >= self.begun {
+        if !timed || !self.may_send() || self.cursor >= self.begun || self.resends() {
             return None;
         }
         let wqe = self.queue.get(self.cursor);
@@ -98,12 +167,17 @@ impl Requester {
         let (header, rest) = packet.split_first_chunk_mut::<{ Bth::LEN }>()?;
         let mut bth = Bth::new(opcode, connection.peer, self.psn(self.next));
         bth.ack_req = ack_req;
+        bth.selective = connection.selective;
         *header = bth.to_bytes(0);
         let (payload, offset) = (&mut rest[..connection.mtu], index * connection.mtu as u64);
         self.queue
             .gather(self.cursor, memory, connection.pd, offset, payload)
             .ok()?;
-        out.counters.retransmits += u64::from(self.commit(1, ack_req, false));
+        let first_response = self.next + 1;
+        let retransmission = self.commit(1, ack_req, false);
+        out.counters.retransmits += u64::from(retransmission);
+        self.probe
+            .sent(now, (ack_req && !retransmission).then_some(first_response));
         Some(len)
     }
 
@@ -156,7 +230,7 @@ impl Requester {
     }
 
     /// Writes packet `next`, of the request at the cursor.
-    fn write<M: Memory>(
+    pub(super) fn write<M: Memory>(
         &self,
         wqe: &Wqe,
         connection: &Connection,
@@ -224,6 +298,7 @@ impl Requester {
         let suppress = ends && self.may_suppress_ack(wqe, connection);
         bth.ack_req = self.ack_request(numbers, ends, suppress);
         bth.solicited = ends && wqe.solicited;
+        bth.selective = connection.selective;
         let location = self.payload_location(self.cursor, connection, memory);
         let Some(written) = connection.write_packet_headers(buf, &bth, &extension, len, location) else {
             return Ok(None);

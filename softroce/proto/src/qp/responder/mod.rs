@@ -1,8 +1,10 @@
 //! The responder: executes requests in PSN order, each once (IBTA vol 1, 9.7.3 to 9.7.5).
 //!
 //! [`request`] classifies a packet by its PSN and executes it; [`replies`] queues ACKs, NAKs, RNR
-//! NAKs and READ responses; [`transmit`] writes them; [`unreliable`] serves UC and UD.
+//! NAKs and READ responses; [`transmit`] writes them; [`kept`] has packets that arrived after a gap;
+//! [`unreliable`] serves UC and UD.
 
+mod kept;
 mod replies;
 mod request;
 mod transmit;
@@ -13,6 +15,7 @@ pub(crate) use unreliable::LocalFault;
 use crate::memory::PdId;
 use crate::outbox::Outbox;
 use crate::qp::receive_queue::ReceiveQueue;
+use crate::qp::responder::kept::KeptPackets;
 use crate::qp::responder::replies::{Replies, ReplyKind};
 use crate::qp::{Connection, Modify, QpInit, RemoteAccess};
 use crate::srq::SharedQueue;
@@ -40,6 +43,7 @@ pub(crate) struct Responder {
     message: InboundMessage,
     replies: Replies,
     atomic_replay: AtomicReplay,
+    kept: KeptPackets,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -137,6 +141,7 @@ impl Responder {
             message: InboundMessage::None,
             replies: Replies::default(),
             atomic_replay: AtomicReplay::default(),
+            kept: KeptPackets::default(),
         }
     }
 
@@ -227,6 +232,7 @@ impl Responder {
     }
 
     pub(crate) fn flush(&mut self, connection: &Connection, out: &mut Outbox) {
+        self.kept.clear(out);
         while self.complete(connection, Outcome::error(Status::Flushed), out) {}
     }
 

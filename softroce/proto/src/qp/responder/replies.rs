@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use crate::memory::PdId;
-use crate::wire::{Nak, RnrTimer};
+use crate::wire::{Nak, RnrTimer, SelectiveEth};
 use crate::{Psn, RKey};
 
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +25,7 @@ pub(crate) enum ReplyKind {
     Ack,
     Nak(Nak),
     Rnr(RnrTimer),
+    Selective(SelectiveEth),
     Atomic { original: u64 },
     Read(ReadStream),
 }

@@ -12,7 +12,7 @@ use crate::qp::{Connection, MAX_MESSAGE, sges};
 use crate::wire::{AtomicEth, Bth, Extension, Nak, Operation, Reth};
 use crate::work::{CompletionOpcode, Status};
 
-const MASK_24: u32 = 0x00ff_ffff;
+pub(super) const MASK_24: u32 = 0x00ff_ffff;
 
 /// The READ whose response acknowledges an atomic WRITE or a FLUSH.
 const NO_BYTES: Reth = Reth {
@@ -46,10 +46,17 @@ impl Responder {
         out: &mut Outbox,
     ) -> Result<bool, FatalNak> {
         match packet.bth.psn.since(self.expected) {
-            0 => self.handle_next(packet, connection, memory, out),
-            1.. => {
+            0 => {
+                let before = self.expected;
+                let executed = self.handle_next(packet, connection, memory, out)?;
+                self.execute_kept(before, connection, memory, out)?;
+                Ok(executed)
+            }
+            ahead @ 1.. => {
                 out.counters.out_of_sequence += 1;
-                if !self.nak_sent {
+                if self.kept.is_enabled() && !self.nak_sent {
+                    self.keep(ahead as usize - 1, packet, out);
+                } else if !self.nak_sent {
                     self.nak_sent = true;
                     out.counters.sequence_naks_sent += 1;
                     self.replies
@@ -93,7 +100,7 @@ impl Responder {
         true
     }
 
-    fn handle_next<M: Memory>(
+    pub(super) fn handle_next<M: Memory>(
         &mut self,
         packet: &InboundPacket<'_>,
         connection: &Connection,

@@ -104,6 +104,7 @@ fn write_single(reply: &Reply, connection: &Connection, buf: &mut [u8]) -> Optio
         ReplyKind::Ack => (Opcode::RcAcknowledge, Extension::Aeth(ack(reply.msn))),
         ReplyKind::Nak(nak) => (Opcode::RcAcknowledge, aeth(Syndrome::Nak(nak), reply.msn)),
         ReplyKind::Rnr(timer) => (Opcode::RcAcknowledge, aeth(Syndrome::RnrNak(timer), reply.msn)),
+        ReplyKind::Selective(received) => (Opcode::RcSelectiveAcknowledge, Extension::Selective(received)),
         ReplyKind::Atomic { original } => (
             Opcode::RcAtomicAcknowledge,
             Extension::AethAtomic(ack(reply.msn), AtomicAckEth { original }),

@@ -1,0 +1,20 @@
+//! A packet-level simulation of fabrics: the real protocol engine at the hosts, links with a rate
+//! and a propagation delay, shared-buffer switches with ECN marking and PFC, ECMP, one virtual
+//! clock. Every run is a function of its seed.
+//!
+//! [`topology`] has the nodes and links, [`switch`] the buffer, [`host`] an endpoint and its port,
+//! [`traffic`] the flows, [`fabric`] the events. [`measure`] has the statistics, [`fluid`] the model
+//! of DCQCN that its authors published, [`scenario`] the experiments of the command.
+#![forbid(unsafe_code)]
+
+pub mod fabric;
+pub mod fluid;
+pub mod host;
+pub mod measure;
+mod memory;
+pub mod packet;
+pub mod port;
+pub mod scenario;
+pub mod switch;
+pub mod topology;
+pub mod traffic;
