@@ -115,6 +115,17 @@ fn every_byte_is_verified_with_faults_injected() {
     }
 }
 
+/// Both ends react to the marks of the other one, and slow down.
+#[test]
+fn every_byte_is_verified_under_congestion_control() {
+    for operation in ["write", "read", "send"] {
+        for algorithm in ["dcqcn,min=1Gb", "delay,min=1Gb"] {
+            let line = format!("bw {operation} -s 100K --verify -n 40 -q 2 --mark 0.2 --congestion {algorithm}");
+            assert_eq!(json(&line)["results"][0]["bytes"], 100 << 10, "{line}");
+        }
+    }
+}
+
 #[test]
 fn inline_messages_are_verified_too() {
     json("bw write -s 48 --inline 48 --verify -n 300 --tx-depth 16 --post-list 5 --cq-mod 3");
@@ -160,6 +171,10 @@ fn bad_usage_is_one_line_and_exit_2() {
         ("bw atomic -s 64", &["8 bytes"]),
         ("bw write -d nosuch9", &["no device 'nosuch9'", "soft0"]),
         ("lat read --inline 8", &["--inline"]),
+        (
+            "bw write --congestion cubic",
+            &["DOORBELL_CONGESTION", "none, dcqcn, delay"],
+        ),
         ("bw write no.such.host.invalid -d soft0", &["no.such.host.invalid"]),
         ("run --port 0 -- true", &["there is no option '--port'"]),
         ("bw write -s 4X", none),

@@ -12,6 +12,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use arbitrary::{Result, Unstructured};
+use doorbell_roce_proto::congestion::{Algorithm, CongestionConfig, DcqcnConfig};
 use doorbell_roce_proto::icrc::{self, Flow};
 use doorbell_roce_proto::memory::{PdId, Placement, Sge};
 use doorbell_roce_proto::qp::{LinkId, Modify, Path, QpInit, RemoteAccess, State};
@@ -173,6 +174,10 @@ impl World {
     fn new() -> Self {
         let mut endpoint = Endpoint::with_config(EndpointConfig {
             mtu: MTU,
+            congestion: CongestionConfig {
+                algorithm: Algorithm::Dcqcn(DcqcnConfig::default()),
+                ..CongestionConfig::default()
+            },
             ..EndpointConfig::default()
         });
         let mut memory = Regions::new(PD);
@@ -438,14 +443,14 @@ impl World {
         );
     }
 
-    fn datagram(&mut self, src: IpAddr, payload: &[u8]) {
+    fn datagram(&mut self, src: IpAddr, traffic_class: u8, payload: &[u8]) {
         let datagram = Datagram {
             src,
             dst: OURS,
             src_port: UDP_PORT,
             dst_port: UDP_PORT,
             ident: Ident::Known(0),
-            traffic_class: 0,
+            traffic_class,
             payload,
         };
         self.endpoint.handle_datagram(self.now, &datagram, &mut self.memory);

@@ -33,7 +33,7 @@ impl Pacer {
         self.max / 4
     }
 
-    /// Adds what `rate`, in bytes/s, has earned since the last call; to be called before it changes.
+    /// Adds what `rate`, in bytes/s, has earned since the last call. Call it before that changes.
     pub(super) fn refill(&mut self, now: Instant, rate: u64) {
         let elapsed = now.since(self.at).as_nanos().min(u128::from(u64::MAX)) as u64;
         let earned = i64::try_from(rate.saturating_mul(elapsed)).unwrap_or(i64::MAX);

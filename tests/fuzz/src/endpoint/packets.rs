@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use arbitrary::{Result, Unstructured};
 use doorbell_roce_proto::cm::MAD_LEN;
 use doorbell_roce_proto::wire::{
-    self, Aeth, AtomicAckEth, AtomicEth, Bth, Credits, Deth, Extension, Feth, Ieth, ImmDt, IpFields, Layout, Nak,
+    self, Aeth, AtomicAckEth, AtomicEth, Bth, Cnp, Credits, Deth, Extension, Feth, Ieth, ImmDt, IpFields, Layout, Nak,
     Opcode, Reth, RnrTimer, SelectiveEth, Syndrome, XrcEth,
 };
 use doorbell_roce_proto::{Psn, Qpn, mad_of};
@@ -46,7 +46,7 @@ impl World {
             }
             _ => {}
         }
-        self.datagram(OURS, &packet);
+        self.datagram(OURS, 0, &packet);
         Ok(())
     }
 
@@ -103,7 +103,7 @@ impl World {
             Some((src, OURS))
         );
         seal(&mut packet, src);
-        self.datagram(src, &packet);
+        self.datagram(src, fields.traffic_class, &packet);
         Ok(())
     }
 
@@ -165,7 +165,8 @@ impl World {
         })
     }
 
-    /// Bytes that may be no packet at all, with a valid ICRC or without, or a short link header.
+    /// A CNP, or bytes that may be no packet at all, with a valid ICRC or without, or a short link
+    /// header.
     pub(super) fn noise(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
         let kind = input.arbitrary::<u8>()?;
         let index = self.pick(input)?;
@@ -183,10 +184,17 @@ impl World {
             self.link_packet(&bytes, &[kind; 40]);
             return Ok(());
         }
+        if (224..240).contains(&kind) {
+            bytes.resize(Cnp::LEN, kind);
+            let dest_qp = self.qps[index].qpn;
+            assert_eq!(Cnp { dest_qp }.write(&mut bytes), Some(Cnp::LEN));
+            assert_eq!(Cnp::parse(&bytes), Some(Cnp { dest_qp }));
+        }
+        let _ = Cnp::parse(&bytes);
         if kind % 4 != 1 {
             seal(&mut bytes, THEIRS);
         }
-        self.datagram(THEIRS, &bytes);
+        self.datagram(THEIRS, kind, &bytes);
         Ok(())
     }
 }
