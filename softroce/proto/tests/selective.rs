@@ -63,12 +63,14 @@ fn only_missing_packets_are_resent() {
 }
 
 #[test]
-fn a_resent_packet_that_is_lost_again_costs_a_probe() {
+fn resent_packets_that_are_lost_again_cost_no_timeout() {
     let (mut pair, local, remote) = acquainted(both(), 256 * 20);
     pair.post(0, &write_to(1, &[local], remote));
     pair.run_with(lose(&[3, 3, 7, 7]));
     let counters = pair.counters(0);
-    assert_eq!((counters.tail_loss_probes, counters.timeouts), (1, 0));
+    assert_eq!(counters.timeouts, 0);
+    // The answer to the first may leave more: then the second asks at once.
+    assert!((1..=2).contains(&counters.tail_loss_probes));
     assert_eq!(pair.bytes(1, remote), pattern(256 * 20, 1));
 }
 

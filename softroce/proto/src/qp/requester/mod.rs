@@ -244,7 +244,7 @@ impl Requester {
         link: Option<LinkProgress>,
         out: &mut Outbox,
     ) -> Result<(), Status> {
-        self.handle_probe_timeout(now, out);
+        self.handle_probe_timeout(now);
         let timer = self.timer;
         match timer {
             Timer::Rnr(at) if at <= now => {

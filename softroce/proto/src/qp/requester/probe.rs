@@ -11,6 +11,7 @@
 //!
 //! Retry counts are left alone: they are of the queue pair's own timeout.
 
+use core::mem;
 use core::time::Duration;
 
 use crate::Instant;
@@ -48,6 +49,10 @@ pub(super) struct Probe {
     step: Step,
     /// Probes since the last progress.
     unanswered: u32,
+    /// When the last probe was sent.
+    probed_at: Instant,
+    /// The last probe was not sent because of the time.
+    repeated: bool,
 }
 
 /// The packet of the probe to be sent.
@@ -64,6 +69,8 @@ enum Step {
 struct RoundTrip {
     smoothed: Duration,
     deviation: Duration,
+    /// The shortest one: nothing is answered sooner.
+    least: Duration,
 }
 
 impl RoundTrip {
@@ -72,16 +79,22 @@ impl RoundTrip {
             None => Self {
                 smoothed: sample,
                 deviation: sample / 2,
+                least: sample,
             },
             Some(before) => Self {
                 smoothed: before.smoothed * 7 / 8 + sample / 8,
                 deviation: before.deviation * 3 / 4 + before.smoothed.abs_diff(sample) / 4,
+                least: before.least.min(sample),
             },
         }
     }
 
     fn timeout(self) -> Duration {
         self.smoothed + 4 * self.deviation
+    }
+
+    fn is_likely(self, sample: Duration) -> bool {
+        (self.least..=self.timeout()).contains(&sample)
     }
 }
 
@@ -153,18 +166,33 @@ impl Probe {
         self.sample = None;
     }
 
-    /// All packets before `una` are acknowledged.
-    pub(super) fn progress(&mut self, now: Instant, una: u64) {
-        if self.unanswered == 0 {
+    /// All packets before `una` are acknowledged, perhaps in answer to a probe. Where losses leave
+    /// few packets that were sent once, probes measure the round trip, unless the response comes
+    /// sooner than any before, to the first transmission, or later than expected.
+    pub(super) fn progress(&mut self, now: Instant, una: u64) -> bool {
+        let probed = mem::take(&mut self.unanswered) > 0;
+        let since = now - self.probed_at;
+        if !probed {
             self.backoff = 0;
+        } else if let Some(measured) = self.round_trip.filter(|measured| measured.is_likely(since)) {
+            self.round_trip = Some(RoundTrip::add(Some(measured), since));
         }
-        self.unanswered = 0;
         self.step = Step::None;
         if let Some((number, at)) = self.sample
             && una >= number
         {
             self.round_trip = Some(RoundTrip::add(self.round_trip, now - at));
             self.sample = None;
+        }
+        probed
+    }
+
+    /// A probe was answered, and packets are left: the responder may have sent its NAK, and wait for
+    /// the packet that is the oldest now. Asks once more, without waiting.
+    pub(super) fn repeat(&mut self) {
+        if !mem::replace(&mut self.repeated, true) {
+            self.step = Step::Oldest;
+            self.unanswered += 1;
         }
     }
 
@@ -187,6 +215,7 @@ impl Probe {
             self.step = Step::Oldest;
             self.backoff += 1;
             self.unanswered += 1;
+            self.repeated = false;
             self.sample = None;
         }
         self.arm(now, ack_timeout);
@@ -195,7 +224,7 @@ impl Probe {
 }
 
 impl Requester {
-    pub(super) fn handle_probe_timeout(&mut self, now: Instant, out: &mut Outbox) {
+    pub(super) fn handle_probe_timeout(&mut self, now: Instant) {
         if self.probe.deadline.is_none_or(|at| at > now) {
             return;
         }
@@ -209,7 +238,6 @@ impl Requester {
             // A packet that was resent may be lost again.
             self.holes.clear();
         }
-        out.counters.tail_loss_probes += u64::from(begun);
     }
 
     /// Writes the next packet of a probe.
@@ -227,6 +255,10 @@ impl Requester {
         while let Some((request, number)) = self.next_of_probe() {
             let sent = self.resend(now, (request, number), true, connection, memory, buf, out)?;
             if sent.is_some() {
+                if number == self.una {
+                    self.probe.probed_at = now;
+                    out.counters.tail_loss_probes += 1;
+                }
                 return Ok(sent);
             }
         }

@@ -226,13 +226,14 @@ impl Requester {
         self.rnr_retries_left = self.limits.rnr_retry;
         self.recovering = None;
         self.undelivered = None;
-        if self.probe.is_enabled() {
-            self.probe.progress(now, self.una);
-        }
+        let probed = self.probe.is_enabled() && self.probe.progress(now, self.una);
         if self.next < self.una {
             self.go_back_n();
         }
         self.restart_ack_timer(now);
+        if probed && self.una < self.max {
+            self.probe.repeat();
+        }
     }
 
     /// Implied NAK: the response to packet `una` was lost.
