@@ -2,7 +2,7 @@
 //! and the bus, and against what programs do without Doorbell.
 //!
 //! Each round measures everything on the same bytes, in an order that rotates from round to round,
-//! so that disturbances and caches below the disk favour nobody. A value is the median of its
+//! so that disturbances and caches below the disk favour none. A value is the median of its
 //! rounds, a ratio that of the rounds' ratios.
 
 mod args;

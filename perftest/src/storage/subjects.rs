@@ -128,8 +128,8 @@ impl Place {
         copied.and_then(|()| stream.synchronize()).map_err(refused)
     }
 
-    /// read(2) through the page cache, and of a GPU into pinned memory, which is then copied: a copy
-    /// less than `cudaMemcpy` of other memory makes.
+    /// read(2) through the page cache, and for a GPU into pinned memory, which is then copied: one
+    /// copy less than `cudaMemcpy` of other memory makes.
     pub(super) fn read_copy(&mut self, path: &Path, window: Window) -> Result<(), Failure> {
         let file = fs::File::open(path).map_err(refused)?;
         for (at, len) in window.blocks() {
