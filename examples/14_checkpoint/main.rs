@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The tensors are in memory of GPU 0, or of the host where there is no GPU. A checkpoint saved
-//! here has the CRC-32 of each tensor in its metadata, which loading checks. It prints by which path
-//! the bytes went, and how fast.
+//! here has the CRC-32 of each tensor in its metadata, which loading checks. It prints by which
+//! path the bytes went, and how fast.
 
 #![forbid(unsafe_code)]
 
