@@ -11,8 +11,8 @@
 //! 3. *pread*: pread(2) and pwrite(2), where io_uring is forbidden; copies of the GPU overlap.
 //!
 //! Offsets, lengths and addresses may be any: what O_DIRECT cannot do goes through an aligned
-//! block, or through the page cache. File systems without O_DIRECT are read through the page cache, and
-//! [`File::buffered`] says so.
+//! block, or through the page cache. File systems without O_DIRECT are read through the page
+//! cache, and [`File::buffered`] says so.
 //!
 //! A read ends early only at the end of the file, and returns the count of bytes up to there. Bytes
 //! that change meanwhile are read as they were before or after, block by block, which

@@ -77,7 +77,7 @@ impl Staging {
     /// No request and no copy has the block, and `into` has `len` bytes that are the caller's.
     pub(super) unsafe fn copy_out(&self, block: usize, skip: usize, into: *mut u8, len: usize) {
         assert!(skip + len <= self.block);
-        // SAFETY: the block has the bytes, and nothing else uses it; `into` by the caller's promise.
+        // SAFETY: the block has the bytes, and no other user; `into` by the caller's promise.
         unsafe { ptr::copy_nonoverlapping(self.block(block).add(skip), into, len) }
     }
 
