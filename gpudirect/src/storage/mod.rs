@@ -81,7 +81,7 @@ pub struct StorageOptions {
 impl Default for StorageOptions {
     fn default() -> Self {
         Self {
-            block: 1 << 20,
+            block: 4 << 20,
             depth: 16,
             forced: None,
         }
@@ -89,7 +89,7 @@ impl Default for StorageOptions {
 }
 
 impl StorageOptions {
-    /// Blocks of 1 MiB, 16 requests in flight, by the best path that works.
+    /// Blocks of 4 MiB, 16 requests in flight, by the best path that works.
     pub fn new() -> Self {
         Self::default()
     }
