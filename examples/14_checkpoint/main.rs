@@ -6,9 +6,9 @@
 //! 14_checkpoint load FILE                                             of any program: prints its tensors
 //! ```
 //!
-//! The tensors are in memory of GPU 0, or of the host where there is no GPU. A checkpoint saved here
-//! has the CRC-32 of each tensor in its metadata, which loading checks. It says by which path the
-//! bytes went, and how fast.
+//! The tensors are in memory of GPU 0, or of the host where there is no GPU. A checkpoint saved
+//! here has the CRC-32 of each tensor in its metadata, which loading checks. It prints by which
+//! path the bytes went, and how fast.
 
 #![forbid(unsafe_code)]
 

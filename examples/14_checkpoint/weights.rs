@@ -61,17 +61,19 @@ impl Weights {
     }
 
     pub(crate) fn read(&mut self, storage: &mut Storage, file: &File, offset: u64) -> Result<(), Error> {
-        Ok(match self {
+        match self {
             Self::Host(bytes) => storage.read_exact_at(file, offset, &mut bytes[..])?,
             Self::Gpu { memory, .. } => storage.read_exact_at(file, offset, memory.all())?,
-        })
+        }
+        Ok(())
     }
 
     pub(crate) fn write(&self, storage: &mut Storage, file: &File, offset: u64) -> Result<(), Error> {
-        Ok(match self {
+        match self {
             Self::Host(bytes) => storage.write_at(file, offset, &bytes[..])?,
             Self::Gpu { memory, .. } => storage.write_at(file, offset, memory.all())?,
-        })
+        }
+        Ok(())
     }
 
     /// The CRC-32 of `len` bytes at `start`, as they are in this memory.

@@ -59,7 +59,7 @@ pub(crate) struct Cli {
 
 /// A command line, parsed.
 pub(crate) enum Invocation {
-    Cli(Cli),
+    Cli(Box<Cli>),
     /// `doorbell bw file`.
     File(FileArgs),
 }
@@ -87,7 +87,7 @@ impl Invocation {
             .and_then(|bw| bw.subcommand_matches("file"));
         let parsed = match file {
             Some(file) => FileArgs::from_arg_matches(file).map(Self::File),
-            None => Cli::from_arg_matches(&matches).map(Self::Cli),
+            None => Cli::from_arg_matches(&matches).map(|cli| Self::Cli(Box::new(cli))),
         };
         parsed.unwrap_or_else(|error| error.format(&mut command).exit())
     }

@@ -1,4 +1,4 @@
-//! `doorbell bw file` and `doorbell gpu --storage` as scripts use them, with the stand-in for a GPU.
+//! `doorbell bw file` and `doorbell gpu --storage` as scripts use them, on the CUDA stand-in.
 #![forbid(unsafe_code)]
 
 mod common;

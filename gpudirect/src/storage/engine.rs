@@ -155,7 +155,7 @@ impl<'s> Batch<'s> {
     }
 
     /// The bytes of a piece after an operation of the disk, up to its byte `until`.
-    pub(super) fn settle(
+    pub(super) fn complete(
         &self,
         file: &File,
         work: &Piecework,

@@ -125,7 +125,7 @@ impl File {
     /// As if the file system refused O_DIRECT: reads and writes use the page cache.
     #[must_use]
     pub fn through_page_cache(mut self) -> Self {
-        self.direct = Err("the page cache was asked for".to_owned());
+        self.direct = Err("the page cache was requested".to_owned());
         self
     }
 

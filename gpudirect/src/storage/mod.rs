@@ -6,17 +6,17 @@
 //! 1. *cufile*: NVIDIA's cuFile, where the library, its driver and the file system have it: the
 //!    disk's controller writes into GPU memory.
 //! 2. *io_uring*: several requests in flight, past the page cache (`O_DIRECT`), of registered
-//!    memory. Bytes for a GPU go through pinned blocks, which its copy engines empty while the disk
-//!    fills others; those for host memory go there at once where it is aligned.
+//!    memory. Bytes for a GPU go through pinned blocks, which its copy engines empty while the
+//!    disk fills others; those for host memory go there at once where it is aligned.
 //! 3. *pread*: pread(2) and pwrite(2), where io_uring is forbidden; copies of the GPU overlap.
 //!
-//! Offsets, lengths and addresses may be any: what O_DIRECT cannot do goes through an aligned block,
-//! or through the page cache. File systems without O_DIRECT are read through the page cache, and
-//! [`File::buffered`] says so.
+//! Offsets, lengths and addresses may be any: what O_DIRECT cannot do goes through an aligned
+//! block, or through the page cache. File systems without O_DIRECT are read through the page
+//! cache, and [`File::buffered`] says so.
 //!
 //! A read ends early only at the end of the file, and returns the count of bytes up to there. Bytes
-//! that change meanwhile are read as they were before or after, block by block;
-//! [`File::check_unchanged`] tells. After an error of a write any of its bytes may be written; a
+//! that change meanwhile are read as they were before or after, block by block, which
+//! [`File::check_unchanged`] detects. After an error of a write any of its bytes may be written; a
 //! [`Save`] replaces a file by a whole one or not at all. [`FileServer`] serves files to peers.
 //!
 //! ```no_run
@@ -64,7 +64,7 @@ use queue::Queue;
 use request::Request;
 use staging::Staging;
 
-/// The maximum alignment that a file system may ask for; blocks are multiples of it.
+/// The maximum alignment that a file system may need; blocks are multiples of it.
 const MAX_ALIGNMENT: usize = 64 << 10;
 /// The maximum of all blocks: one registered buffer of an io_uring.
 const MAX_STAGING: usize = 1 << 30;
@@ -81,7 +81,7 @@ pub struct StorageOptions {
 impl Default for StorageOptions {
     fn default() -> Self {
         Self {
-            block: 1 << 20,
+            block: 4 << 20,
             depth: 16,
             forced: None,
         }
@@ -89,7 +89,7 @@ impl Default for StorageOptions {
 }
 
 impl StorageOptions {
-    /// Blocks of 1 MiB, 16 requests in flight, by the best path that works.
+    /// Blocks of 4 MiB, 16 requests in flight, by the best path that works.
     pub fn new() -> Self {
         Self::default()
     }

@@ -31,7 +31,7 @@ pub(super) struct Done {
 }
 
 pub(super) enum Queue {
-    Ring(Ring),
+    Ring(Box<Ring>),
     /// Operations are carried out as they are started.
     Calls(VecDeque<Done>),
 }
@@ -54,7 +54,7 @@ impl Queue {
     /// In words why there is none.
     pub(super) fn ring(depth: usize) -> Result<Self, String> {
         let entries = u32::try_from(depth).map_err(|e| e.to_string())?;
-        // Completions need no interrupt of this thread, which asks for them (Linux 5.19).
+        // Completions need no interrupt of this thread, which polls for them (Linux 5.19).
         let ring = IoUring::builder()
             .setup_coop_taskrun()
             .build(entries)
@@ -64,11 +64,11 @@ impl Queue {
         if !ring.params().is_feature_nodrop() {
             return Err("the kernel's io_uring is too old: Linux 5.6 is needed".to_owned());
         }
-        Ok(Self::Ring(Ring {
+        Ok(Self::Ring(Box::new(Ring {
             ring,
             in_flight: 0,
             registered: false,
-        }))
+        })))
     }
 
     /// How many operations may be in flight.

@@ -58,7 +58,9 @@ fn finish(
     } = work;
     let request = &requests[index];
     let until = piece.skip + piece.take;
-    let have = batch.settle(request.file, &work, done.result, until, false)?.min(until);
+    let have = batch
+        .complete(request.file, &work, done.result, until, false)?
+        .min(until);
     let got = have.saturating_sub(piece.skip);
     if got < piece.take {
         counts[index] = counts[index].min(piece.at + got);

@@ -14,7 +14,7 @@ use super::file::File;
 /// that a disk without space says so before anything is written.
 ///
 /// Whatever happens, the name is of the file from before or of the whole new one; a process that is
-/// killed leaves a file `.NAME.PID-N.tmp`, which nobody reads.
+/// killed leaves a file `.NAME.PID-N.tmp`, which no program reads.
 #[derive(Debug)]
 pub struct Save {
     file: File,

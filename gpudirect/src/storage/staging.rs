@@ -39,14 +39,12 @@ impl Staging {
             len,
             _memory: memory,
         });
-        let pinned = match context {
+        let pin = |context| {
             // SAFETY: the owner keeps the bytes. This program accesses a block only while neither
             // a request nor a copy has it, so atomics would change nothing.
-            Some(context) => {
-                Some(unsafe { HostMemory::register_raw(context, bytes.start, len, Arc::clone(&bytes) as Arc<_>)? })
-            }
-            None => None,
+            unsafe { HostMemory::register_raw(context, bytes.start, len, Arc::clone(&bytes) as Arc<_>) }
         };
+        let pinned = context.map(pin).transpose()?;
         Ok(Self { pinned, bytes, block })
     }
 
@@ -79,7 +77,7 @@ impl Staging {
     /// No request and no copy has the block, and `into` has `len` bytes that are the caller's.
     pub(super) unsafe fn copy_out(&self, block: usize, skip: usize, into: *mut u8, len: usize) {
         assert!(skip + len <= self.block);
-        // SAFETY: the block has the bytes, and nobody else uses it; the caller's promise for `into`.
+        // SAFETY: the block has the bytes, and no other user; `into` by the caller's promise.
         unsafe { ptr::copy_nonoverlapping(self.block(block).add(skip), into, len) }
     }
 

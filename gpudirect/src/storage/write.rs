@@ -40,7 +40,7 @@ pub(super) fn run(storage: &mut Storage, requests: &[Request<'_>]) -> Result<(),
         while let Some(done) = batch.storage.queue.next() {
             let work = batch.take(done.tag);
             let file = requests[work.request].file;
-            batch.settle(file, &work, done.result, work.piece.len, true)?;
+            batch.complete(file, &work, done.result, work.piece.len, true)?;
             batch.free.push(done.tag);
         }
     }

@@ -69,7 +69,7 @@ fn a_file_truncated_while_it_is_read_gives_the_right_count() {
 }
 
 #[test]
-fn a_change_is_told_by_the_stamp() {
+fn a_change_is_detected_by_the_stamp() {
     let folder = folder();
     let file = file_with(folder.path(), b"weights");
     let stamp = file.stamp().expect("stamped");

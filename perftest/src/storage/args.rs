@@ -30,7 +30,7 @@ pub(crate) struct FileArgs {
     #[arg(short, long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) size: Option<u64>,
     /// Bytes of a request to the disk: a multiple of 64K
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "1M")]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "4M")]
     pub(crate) block: u64,
     /// Requests in flight
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]

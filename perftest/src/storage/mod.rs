@@ -2,7 +2,7 @@
 //! and the bus, and against what programs do without Doorbell.
 //!
 //! Each round measures everything on the same bytes, in an order that rotates from round to round,
-//! so that disturbances and caches below the disk favour nobody. A value is the median of its
+//! so that disturbances and caches below the disk favour none. A value is the median of its
 //! rounds, a ratio that of the rounds' ratios.
 
 mod args;
@@ -157,6 +157,7 @@ struct Bench {
     /// Written; where FILE is a folder, read too.
     scratch: Option<Scratch>,
     place: Place,
+    disk_blocks: Vec<Memory>,
     gpu: Option<String>,
     len: usize,
     file_len: u64,
@@ -218,6 +219,7 @@ impl Bench {
         let gpu = gpu.transpose().map_err(refused)?.map(|name| one_line(&name));
         Ok(Bench {
             place: place(stream, len, block)?,
+            disk_blocks: subjects::disk_blocks(block, args.depth.into()),
             storage,
             file,
             scratch,
@@ -238,7 +240,6 @@ impl Bench {
             offset: u64::from(round) % windows * self.len as u64,
             len: self.len,
             block: args.block as usize,
-            depth: args.depth.into(),
         }
     }
 
@@ -282,7 +283,7 @@ impl Bench {
     fn carry_out(&mut self, subject: Subject, window: Window, write: bool) -> Result<(), Failure> {
         let path = self.path(write).to_owned();
         match subject {
-            Subject::Disk => subjects::disk(&path, window, write),
+            Subject::Disk => subjects::disk(&path, window, write, &mut self.disk_blocks),
             Subject::Bus => self.place.bus(window, write),
             Subject::Dd => subjects::dd(&path, window, write),
             Subject::Plain if write => self.place.copy_write(&path, window),

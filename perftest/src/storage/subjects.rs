@@ -34,7 +34,6 @@ pub(super) struct Window {
     pub(super) offset: u64,
     pub(super) len: usize,
     pub(super) block: usize,
-    pub(super) depth: usize,
 }
 
 impl Window {
@@ -55,12 +54,21 @@ fn open_direct(path: &Path, write: bool) -> io::Result<fs::File> {
     open(OFlag::O_DIRECT.bits()).or_else(|_| open(0))
 }
 
+/// A block for each request in flight, made before anything is measured.
+pub(super) fn disk_blocks(block: usize, depth: usize) -> Vec<Memory> {
+    let make = |_| {
+        let mut memory = Memory::transparent_huge(block.max(HugePage::Size2M.bytes()));
+        memory.fill(1);
+        memory
+    };
+    (0..depth).map(make).collect()
+}
+
 /// The disk's limit: a thread for each request in flight reads or writes blocks with O_DIRECT.
-pub(super) fn disk(path: &Path, window: Window, write: bool) -> Result<(), Failure> {
+pub(super) fn disk(path: &Path, window: Window, write: bool, blocks: &mut [Memory]) -> Result<(), Failure> {
     let file = open_direct(path, write).map_err(refused)?;
     let next = AtomicU64::new(0);
-    let thread = || -> io::Result<()> {
-        let mut memory = Memory::transparent_huge(window.block.max(HugePage::Size2M.bytes()));
+    let thread = |memory: &mut Memory| -> io::Result<()> {
         loop {
             let at = next.fetch_add(window.block as u64, Ordering::Relaxed);
             if at >= window.len as u64 {
@@ -70,8 +78,11 @@ pub(super) fn disk(path: &Path, window: Window, write: bool) -> Result<(), Failu
         }
     };
     let outcome = thread::scope(|scope| {
-        let threads: Vec<_> = (0..window.depth.min(window.len.div_ceil(window.block)))
-            .map(|_| scope.spawn(thread))
+        let needed = window.len.div_ceil(window.block);
+        let threads: Vec<_> = blocks
+            .iter_mut()
+            .take(needed)
+            .map(|memory| scope.spawn(move || thread(memory)))
             .collect();
         threads.into_iter().try_for_each(|thread| {
             thread
@@ -128,8 +139,8 @@ impl Place {
         copied.and_then(|()| stream.synchronize()).map_err(refused)
     }
 
-    /// read(2) through the page cache, and of a GPU into pinned memory, which is then copied: a copy
-    /// less than `cudaMemcpy` of other memory makes.
+    /// read(2) through the page cache, and for a GPU into pinned memory, which is then copied: one
+    /// copy less than `cudaMemcpy` of other memory makes.
     pub(super) fn read_copy(&mut self, path: &Path, window: Window) -> Result<(), Failure> {
         let file = fs::File::open(path).map_err(refused)?;
         for (at, len) in window.blocks() {

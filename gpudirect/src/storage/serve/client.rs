@@ -47,7 +47,7 @@ impl FileClient {
     /// [`ServeError::Refused`] with the server's reason; of the connection.
     pub fn len(&mut self, name: impl AsRef<OsStr>) -> Result<u64, ServeError> {
         let name = name.as_ref().to_owned();
-        self.ask(&Request::Length { name })
+        self.request(&Request::Length { name })
     }
 
     /// Has the server write the bytes from `offset` on to `into`, which is memory of this process,
@@ -71,7 +71,7 @@ impl FileClient {
                 offset: offset.saturating_add(done),
                 into: Remote::from_raw(part.addr(), part.rkey().0, part.len()),
             };
-            let count = self.ask(&request)?;
+            let count = self.request(&request)?;
             if count > part.len() {
                 return Err(ServeError::Protocol("a count beyond what was requested"));
             }
@@ -83,7 +83,7 @@ impl FileClient {
         Ok(done)
     }
 
-    fn ask(&mut self, request: &Request) -> Result<u64, ServeError> {
+    fn request(&mut self, request: &Request) -> Result<u64, ServeError> {
         let bytes = request.to_bytes()?;
         let mut outbox = self
             .outbox

@@ -24,7 +24,7 @@
 //! }
 //! ```
 //!
-//! A name is looked up below the server's folder alone: openat2(2) refuses one that leaves it, also
+//! A name is resolved below the server's folder alone: openat2(2) refuses one that leaves it, also
 //! by symbolic links. Files are only read. Hosts are not authenticated, and data is not encrypted:
 //! serve only on networks whose hosts may read all of the folder.
 //!
@@ -101,6 +101,6 @@ pub enum ServeError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// A request of the connection.
-    #[error("a request of the connection: {0}")]
+    #[error(transparent)]
     Post(#[from] PostError),
 }
