@@ -22,12 +22,12 @@ impl ExpertParallel<'_> {
     }
 
     /// The sending half of a dispatch: copies and quantises the tokens, and returns when the device
-    /// has been given what it takes now. [`Dispatching::receive`] waits for the rest; other work may be
-    /// done before. In the high-throughput mode the counts are exchanged here.
+    /// has been given what it takes now. [`Dispatching::receive`] waits for the rest; other work
+    /// may be done before. In the high-throughput mode the counts are exchanged here.
     ///
     /// # Errors
-    /// When tokens and routing do not fit; [`MoeError::Held`] when no area is free; with nothing begun.
-    /// [`MoeError::Capacity`]: on all ranks. Otherwise the communicator has failed.
+    /// When tokens and routing do not fit; [`MoeError::Held`] when no area is free; with nothing
+    /// begun. [`MoeError::Capacity`]: on all ranks. Otherwise the communicator has failed.
     pub fn dispatch_send(&self, tokens: &[bf16], routing: &Routing) -> Result<Dispatching<'_>, MoeError> {
         if routing.shape() != &self.options.shape {
             return Err(MoeError::OtherShape);
@@ -88,8 +88,9 @@ impl ExpertParallel<'_> {
         let hidden = self.options.shape.hidden() as usize;
         let mut at = self.in_staging(dispatch);
         for token in tokens.chunks_exact(hidden) {
-            // SAFETY: the staging memory has a row for each token of the maximum; the dispatch that used
-            // this part before has completed, as it was received or its area would not be free.
+            // SAFETY: the staging memory has a row for each token of the maximum; the dispatch that
+            // used this part before has completed, as it was received or its area would not be
+            // free.
             let row = unsafe { core::slice::from_raw_parts_mut(self.staging.start().add(at), self.areas.row) };
             write_row(self.options.payload, token, row);
             at += self.areas.row;
@@ -195,8 +196,8 @@ pub struct Dispatching<'e> {
 }
 
 impl<'e> Dispatching<'e> {
-    /// Whether all has arrived and been sent: then [`receive`](Self::receive) returns at once. Drives
-    /// the communicator a little.
+    /// Whether all has arrived and been sent: then [`receive`](Self::receive) returns at once.
+    /// Drives the communicator a little.
     ///
     /// # Errors
     /// When the communicator has failed.
@@ -244,7 +245,8 @@ impl fmt::Debug for Dispatching<'_> {
     }
 }
 
-/// The counts by local expert and source, and by source the position of its first pair for this rank.
+/// The counts by local expert and source, and by source the position of its first pair for this
+/// rank.
 type Header = (Vec<u32>, Vec<u32>);
 
 fn read_headers(held: &Held<'_>) -> Result<Header, MoeError> {
@@ -252,8 +254,8 @@ fn read_headers(held: &Held<'_>) -> Result<Header, MoeError> {
     let words = of.options.shape.local_experts() as usize + 1;
     let headers = (0..of.options.shape.ranks() as usize).map(|source| {
         let offset = of.in_window(held.dispatch) + of.areas.headers + source * of.areas.header;
-        // SAFETY: in the window and aligned; it has arrived, and is not written before the dispatch is
-        // released.
+        // SAFETY: in the window and aligned; it has arrived, and is not written before the dispatch
+        // is released.
         unsafe { core::slice::from_raw_parts(of.window_at(offset).cast::<u32>(), words) }
     });
     check_headers(&of.options.shape, headers).map_err(|source| impossible(of, source))
@@ -324,8 +326,8 @@ impl<'e> Received<'e> {
         unsafe { core::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size_of::<bf16>()) }
     }
 
-    /// Rows as they were carried, and the places of their outputs, `hidden` elements each, from which
-    /// combine sends. They have the contents of earlier operations.
+    /// Rows as they were carried, and the places of their outputs, `hidden` elements each, from
+    /// which combine sends. They have the contents of earlier operations.
     ///
     /// # Panics
     /// When there are no such rows.
@@ -358,8 +360,8 @@ impl<'e> Received<'e> {
         rows.len()
     }
 
-    /// Returns the outputs of the local experts ([`with_outputs`](Self::with_outputs)) to the ranks of
-    /// the tokens, and adds up those of this rank's tokens with their weights into `combined`:
+    /// Returns the outputs of the local experts ([`with_outputs`](Self::with_outputs)) to the ranks
+    /// of the tokens, and adds up those of this rank's tokens with their weights into `combined`:
     /// `[tokens, hidden]` elements.
     ///
     /// # Errors
