@@ -22,10 +22,7 @@ const INSIDE: &str = "DOORBELL_SWEEP_INSIDE";
 #[test]
 fn over_shared_memory_a_failed_rank_is_named_at_any_step() {
     run::sweep(fault::Wire::SharedMemory, 4);
-}
-
-#[test]
-fn over_shared_memory_a_rank_that_fails_in_dispatch_or_combine_is_named() {
+    // Here, as runs side by side delay each other's ranks.
     run::perform_all(fault::Wire::SharedMemory, &fault::runs_of_moe());
 }
 
