@@ -73,6 +73,35 @@ fn every_operation_is_correct_and_has_the_documented_keys() {
 }
 
 #[test]
+fn dispatch_and_combine_are_correct_in_both_modes_with_any_skew() {
+    let skews = ["uniform", "zipf", "one-expert"];
+    let cases = ["low-latency", "high-throughput"].into_iter().flat_map(|mode| {
+        let parts = ["moe-dispatch", "moe-combine"].into_iter();
+        parts.flat_map(move |part| ["bf16", "fp8"].into_iter().map(move |dtype| (mode, part, dtype)))
+    });
+    for (number, (mode, part, dtype)) in cases.enumerate() {
+        let (ranks, skew) = ([3, 1, 2, 4][number % 4], skews[number % 3]);
+        let report = json_of(coll(&format!(
+            "{part} --ranks {ranks} --mode {mode} -d {dtype} --skew {skew} --tokens 1,33 --hidden 256 --experts 12 --top-k 3 -n 3"
+        )));
+        right(&report, 2);
+        assert_eq!(report["test"], part);
+        let row = &report["results"][1];
+        let of = ["mode", "dtype", "skew"].map(|key| row[key].as_str());
+        assert_eq!(of, [mode, dtype, skew].map(Some), "{row}");
+        let row_bytes = if (part, dtype) == ("moe-dispatch", "fp8") {
+            256 + 16
+        } else {
+            512
+        };
+        assert_eq!(row["bytes"], 33 * 3 * row_bytes, "{row}");
+        let number = |key: &str| row[key].as_f64().unwrap();
+        let ratio = number("bytes_per_s") / number("alltoallv_bytes_per_s");
+        assert!((number("of_alltoallv") / ratio - 1.0).abs() < 1e-6, "{row}");
+    }
+}
+
+#[test]
 fn the_requested_algorithm_is_used() {
     let line = "reduce --ranks 3 -b 1000 -e 1000 -n 2 -r 2 -o premulsum -d half --algorithm tree --protocol ll128 --channels 2";
     let report = json_of(coll(line));
@@ -153,6 +182,17 @@ fn bad_usage_is_one_line() {
         ("allreduce --ranks 2 --svg x.svg", "--explain"),
         ("allreduce --ranks 2 --rank 0", "--ranks"),
         ("allreduce --ranks 20000 --simulate", "16384"),
+        ("allreduce --ranks 2 --tokens 4", "--tokens"),
+        ("moe-dispatch --ranks 2 --gpu", "--gpu"),
+        ("moe-combine --ranks 2 --explain", "--explain"),
+        ("moe-dispatch --ranks 3", "256 experts on 3 ranks"),
+        ("moe-dispatch --ranks 2 --top-k 300", "top-300"),
+        ("moe-dispatch --ranks 2 --hidden 200 -d fp8", "128"),
+        ("moe-dispatch --ranks 2 -d f64", "bf16 or fp8"),
+        (
+            "moe-dispatch --ranks 64 --tokens 1000000 --hidden 8192 --experts 64 --top-k 1",
+            "MiB",
+        ),
     ] {
         let output = coll(line).output().unwrap();
         let complaint = complaint(&output);

@@ -31,7 +31,7 @@ fn every_result_matches_the_schema() {
     let schema = schema();
     assert!(jsonschema::draft202012::meta::is_valid(&schema));
     let validator = jsonschema::draft202012::new(&schema).expect("a schema");
-    // One of the four object types, whose errors say more than those of all four together.
+    // One of the object types, whose errors say more than those of all together.
     let of = |name: &str| {
         let mut one = schema.clone();
         one.as_object_mut().unwrap().remove("oneOf");
@@ -67,6 +67,13 @@ fn every_result_matches_the_schema() {
             ],
         ),
         (
+            "moe",
+            &[
+                "coll moe-dispatch --ranks 2 --tokens 3,8 --hidden 128 --experts 8 --top-k 2 -n 5 -d fp8",
+                "coll moe-combine --ranks 2 --tokens 3 --hidden 64 --experts 8 --mode low-latency -n 5 -c 0",
+            ],
+        ),
+        (
             "limits",
             &["limits --quick -D 0.05 --only memcpy,shm_pingpong,soft_local_write_bw,soft_local_msg_rate,idle_cpu"],
         ),
@@ -79,7 +86,7 @@ fn every_result_matches_the_schema() {
                 .map(|error| format!("{} at {}", error, error.instance_path()))
                 .collect();
             assert!(errors.is_empty(), "{line}: {errors:?}\n{result}");
-            assert!(validator.is_valid(&result), "{line}: more than one of the four");
+            assert!(validator.is_valid(&result), "{line}: more than one of the types");
             // The schema notices an additional and a missing field.
             let (mut more, mut less) = (result.clone(), result.clone());
             more["results"][0]["bw_max"] = 1.into();

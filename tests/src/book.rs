@@ -14,6 +14,7 @@ pages! {
     UserspaceDevice = "userspace-device.md";
     KeyValueStore = "key-value-store.md";
     Collectives = "collectives.md";
+    Moe = "moe.md";
     Gpu = "gpu.md";
     Connect = "guide/connect.md";
     StreamWrites = "guide/stream-writes.md";

@@ -26,6 +26,7 @@ macro_rules! float8 {
 
             /// The nearest number, ties to even; larger magnitudes saturate. NaN stays NaN.
             #[must_use]
+            #[inline]
             pub fn from_f32(value: f32) -> Self {
                 Self(convert::$from(value))
             }

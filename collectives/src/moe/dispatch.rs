@@ -245,20 +245,30 @@ impl fmt::Debug for Dispatching<'_> {
 }
 
 /// The counts by local expert and source, and by source the position of its first pair for this rank.
-fn read_headers(held: &Held<'_>) -> Result<(Vec<u32>, Vec<u32>), MoeError> {
+type Header = (Vec<u32>, Vec<u32>);
+
+fn read_headers(held: &Held<'_>) -> Result<Header, MoeError> {
     let of = held.of;
-    let shape = of.options.shape;
-    let (experts, ranks) = (shape.local_experts() as usize, shape.ranks() as usize);
-    let (mut counts, mut bases) = (vec![0; experts * ranks], Vec::with_capacity(ranks));
-    for source in 0..ranks {
+    let words = of.options.shape.local_experts() as usize + 1;
+    let headers = (0..of.options.shape.ranks() as usize).map(|source| {
         let offset = of.in_window(held.dispatch) + of.areas.headers + source * of.areas.header;
         // SAFETY: in the window and aligned; it has arrived, and is not written before the dispatch is
         // released.
-        let words = unsafe { core::slice::from_raw_parts(of.window_at(offset).cast::<u32>(), experts + 1) };
+        unsafe { core::slice::from_raw_parts(of.window_at(offset).cast::<u32>(), words) }
+    });
+    check_headers(&of.options.shape, headers).map_err(|source| impossible(of, source))
+}
+
+/// # Errors
+/// The source whose header is of no routing.
+fn check_headers<'h>(shape: &Shape, headers: impl Iterator<Item = &'h [u32]>) -> Result<Header, Rank> {
+    let (experts, ranks) = (shape.local_experts() as usize, shape.ranks() as usize);
+    let (mut counts, mut bases) = (vec![0; experts * ranks], Vec::with_capacity(ranks));
+    for (source, words) in headers.enumerate() {
         let (pairs, base) = (&words[..experts], words[experts]);
         let sum: u64 = pairs.iter().map(|&pairs| u64::from(pairs)).sum();
-        if !are_possible(&shape, pairs) || sum + u64::from(base) > shape.max_pairs() as u64 {
-            return Err(impossible(of, Rank(source as u32)));
+        if !are_possible(shape, pairs) || sum + u64::from(base) > shape.max_pairs() as u64 {
+            return Err(Rank(source as u32));
         }
         for (expert, &count) in pairs.iter().enumerate() {
             counts[expert * ranks + source] = count;
@@ -372,5 +382,21 @@ impl fmt::Debug for Received<'_> {
         f.debug_struct("Received")
             .field("rows", &self.rows.len())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two experts of each of two ranks, top-2 of at most three tokens: six pairs for a rank.
+    #[test]
+    fn a_header_that_is_of_no_routing_names_its_source() {
+        let shape = Shape::new(2, 4, 2, 8, 3).unwrap();
+        let check = |second: [u32; 3]| check_headers(&shape, [[1, 2, 3], second].iter().map(|words| &words[..]));
+        assert_eq!(check([3, 3, 0]), Ok((vec![1, 3, 2, 3], vec![3, 0])));
+        for words in [[4, 0, 0], [3, 3, 1], [0, 0, 7], [u32::MAX, 1, 0], [1, 1, u32::MAX]] {
+            assert_eq!(check(words), Err(Rank(1)), "{words:?}");
+        }
     }
 }

@@ -5,6 +5,7 @@
 //! chooses; *combine* returns the experts' outputs to the rank of the token, which adds them up,
 //! multiplied by their weights.
 //!
+//! - [`ExpertParallel`]: both operations, on the memory of hosts.
 //! - [`Shape`]: the dimensions, the same on all ranks; [`Payload`]: how a token travels.
 //! - [`Routing`]: the experts and weights of one rank's tokens, checked.
 //! - [`ReceivedRows`], [`SlotLayout`]: where rows are, in each [`Mode`].
@@ -36,29 +37,29 @@
 //!
 //! | DeepEP | here |
 //! |---|---|
-//! | `Buffer(group, …)` | `ExpertParallel`, made of a communicator, a [`Shape`], a [`Payload`] and a [`Mode`] |
+//! | `Buffer(group, …)` | [`ExpertParallel`], made by [`Communicator::expert_parallel`](crate::Communicator::expert_parallel) |
 //! | `num_experts`, `num_max_dispatch_tokens_per_rank` | [`Shape::experts`], [`Shape::max_tokens`]; there a batch has fewer tokens than the maximum, here at most as many |
 //! | `x` of both dispatches: `[num_tokens, hidden]`, bf16 | `tokens`: the same |
 //! | `x` of `dispatch` as a tuple of e4m3 and scales | the payload [`Payload::Fp8`]: bf16 tokens are quantised by dispatch, in both modes |
 //! | `topk_idx`: `[num_tokens, num_topk]`, -1 for none | `indices` of [`Routing::new`]: the same; an expert twice in one token is refused |
 //! | `topk_weights`: `[num_tokens, num_topk]`, f32 | `weights` of [`Routing::new`] |
 //! | `use_fp8` | [`Payload::Fp8`] |
-//! | `return_recv_hook`, `hook()` | `dispatch_send` and `combine_send`, whose result has `receive()` |
-//! | `async_finish`, `previous_event`, `event` | on hosts none: `receive()` waits |
+//! | `return_recv_hook`, `hook()` | [`ExpertParallel::dispatch_send`] and [`Received::combine_send`], whose results have `receive()` |
+//! | `async_finish`, `previous_event`, `event` | none on hosts: `receive()` waits |
 //! | `get_dispatch_layout` → `num_tokens_per_rank`, `is_token_in_rank` | [`Routing::tokens_per_rank`], [`Routing::is_token_in_rank`] |
 //! | `get_dispatch_layout` → `num_tokens_per_expert` | [`Routing::pairs_per_expert`] |
-//! | `low_latency_dispatch` → `recv_x`: `[local experts, max tokens · ranks, hidden]` | rows of [`ReceivedRows::range`] by expert and source, in slots; `expert_rows` copies those of one expert together |
+//! | `low_latency_dispatch` → `recv_x`: `[local experts, max tokens · ranks, hidden]` | rows of [`ReceivedRows::range`] by expert and source, in slots; [`Received::expert_rows`] copies those of one expert together |
 //! | `low_latency_dispatch` → `recv_count`: `[local experts]` | [`ReceivedRows::of_expert`] |
 //! | `recv_x[1]`: scales `[…, hidden / 128]`, f32, column-major | behind the elements of each row, row-major: [`Payload::row_bytes`] |
-//! | `handle`: `src_info`, `layout_range` | the received value itself; [`ReceivedRows::range`] |
-//! | `low_latency_combine(x, topk_idx, topk_weights, handle)` | `combine`: rows where dispatch had put them; routing and weights are the dispatch's |
-//! | `zero_copy`, `get_next_low_latency_combine_buffer` | `outputs`, registered memory for the experts' outputs |
+//! | `handle`: `src_info`, `layout_range` | [`Received`]; [`ReceivedRows::range`] |
+//! | `low_latency_combine(x, topk_idx, topk_weights, handle)` | [`Received::combine`]: outputs where the rows are; routing and weights are the dispatch's |
+//! | `zero_copy`, `get_next_low_latency_combine_buffer` | [`Received::with_outputs`]: registered memory, from which combine sends |
 //! | `combined_x`: `[num_tokens, hidden]`, bf16 | the same |
 //! | `dispatch` → `recv_x`: a row for each token and *rank* that has an expert of it | a row for each token and *expert*, ordered by expert: no `recv_topk_idx` is needed to find an expert's rows |
 //! | `dispatch` → `num_recv_tokens_per_expert_list`, `expert_alignment` | [`ReceivedRows::of_expert`]; rows are not padded |
 //! | `dispatch` → `recv_topk_weights`, `combine(x, handle, topk_weights)`: sums *without* weights | weights remain at the token's rank, and combine multiplies by them in both modes; give 1.0 to port a model whose experts multiply |
 //! | `clean_low_latency_buffer` | not needed: arrivals are numbered |
-//! | two low-latency results at most are held at a time | the same: a third dispatch waits until a result is combined or dropped on every rank |
+//! | two low-latency results at most are held at a time | the same: a third dispatch is refused ([`MoeError::Held`]) while two are held here, and waits while they are held elsewhere |
 
 mod combine;
 mod dispatch;

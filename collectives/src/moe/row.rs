@@ -3,6 +3,25 @@
 use super::{FP8_BLOCK, Payload, Routing};
 use crate::kernel::{F8E4M3, bf16};
 
+/// Calls a function compiled for AVX2 where the processor has it, else for the build's target. The
+/// results have the same bits: no multiplication is fused with an addition.
+macro_rules! versioned {
+    ($function:ident($($argument:ident: $type:ty),*) -> $result:ty) => {{
+        #[cfg(target_arch = "x86_64")]
+        {
+            #[target_feature(enable = "avx2")]
+            fn avx2($($argument: $type),*) -> $result {
+                $function($($argument),*)
+            }
+            if is_x86_feature_detected!("avx2") {
+                // SAFETY: the processor has AVX2.
+                return unsafe { avx2($($argument),*) };
+            }
+        }
+        $function($($argument),*)
+    }};
+}
+
 /// The least magnitude by which a block is scaled, as in DeepEP: a block of zeros has a scale.
 const LEAST_AMAX: f32 = 1e-4;
 /// The largest number of E4M3.
@@ -19,12 +38,22 @@ const FP8_MAX: f32 = 448.0;
 /// When the lengths differ.
 pub fn quantise(block: &[bf16], into: &mut [u8]) -> f32 {
     assert_eq!(block.len(), into.len(), "an E4M3 for each element");
-    let amax = block
+    versioned!(quantise_block(block: &[bf16], into: &mut [u8]) -> f32)
+}
+
+#[inline(always)]
+fn quantise_block(block: &[bf16], into: &mut [u8]) -> f32 {
+    // Magnitudes are in the order of their bits; those above infinity's are NaNs.
+    let magnitude = |element: &bf16| element.to_bits() & 0x7fff;
+    let counted = |bits: u16| if bits > bf16::INFINITY.to_bits() { 0 } else { bits };
+    let largest = block
         .iter()
-        .fold(LEAST_AMAX, |amax, element| amax.max(element.to_f32().abs()));
+        .map(magnitude)
+        .fold(0, |largest, bits| largest.max(counted(bits)));
+    let amax = LEAST_AMAX.max(widened(bf16::from_bits(largest)));
     let scale = FP8_MAX / amax;
     for (into, element) in into.iter_mut().zip(block) {
-        *into = F8E4M3::from_f32(element.to_f32() * scale).to_bits();
+        *into = F8E4M3::from_f32(widened(*element) * scale).to_bits();
     }
     amax * (1.0 / FP8_MAX)
 }
@@ -78,6 +107,12 @@ fn bytes_of(elements: &[bf16]) -> &[u8] {
     unsafe { core::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
 
+/// As `bf16::to_f32`, without its branch for NaN: for loops that vectorise.
+#[inline(always)]
+fn widened(element: bf16) -> f32 {
+    f32::from_bits(u32::from(element.to_bits()) << 16)
+}
+
 /// A sum as an element: to nearest, ties to even; NaN as the one quiet NaN without a sign.
 #[inline(always)]
 pub(super) fn to_bf16(sum: f32) -> bf16 {
@@ -92,6 +127,11 @@ const SUMS: usize = 256;
 /// Adds up the weighted outputs of each token, in order of k. `outputs` has those of the pairs in send
 /// order.
 pub(super) fn add_up(routing: &Routing, outputs: &[bf16], combined: &mut [bf16]) {
+    versioned!(add_up_tokens(routing: &Routing, outputs: &[bf16], combined: &mut [bf16]) -> ())
+}
+
+#[inline(always)]
+fn add_up_tokens(routing: &Routing, outputs: &[bf16], combined: &mut [bf16]) {
     let hidden = routing.shape().hidden() as usize;
     for (token, combined) in combined.chunks_exact_mut(hidden).enumerate() {
         for (chunk, combined) in combined.chunks_mut(SUMS).enumerate() {
@@ -100,7 +140,7 @@ pub(super) fn add_up(routing: &Routing, outputs: &[bf16], combined: &mut [bf16])
             for choice in routing.choices(token) {
                 let first = choice.position as usize * hidden + chunk * SUMS;
                 for (sum, output) in sums.iter_mut().zip(&outputs[first..first + combined.len()]) {
-                    *sum += choice.weight * f32::from_bits(u32::from(output.to_bits()) << 16);
+                    *sum += choice.weight * widened(*output);
                 }
             }
             for (combined, sum) in combined.iter_mut().zip(sums) {

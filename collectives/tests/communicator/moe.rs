@@ -351,6 +351,37 @@ fn what_does_not_fit_is_refused_before_anything_begins() {
     }
 }
 
+/// Rank 1 takes part in the exchange of counts with some that no routing has.
+#[test]
+fn impossible_counts_end_the_operation_on_all_ranks() {
+    let layer = Layer {
+        options: options(3, Mode::HighThroughput, 4),
+        skew: Skew::Random,
+        tokens: vec![4; 3],
+        seed: 1,
+    };
+    let errors = world::ranks(3, &world::options(), |comm| {
+        let rank = comm.rank().index();
+        let of = comm.expert_parallel(layer.options).unwrap();
+        if rank == 1 {
+            let mut counts = vec![0_u32; 12];
+            counts[7] = 5;
+            comm.all_gather_into(&counts, &mut vec![0; 3 * 12]).wait().unwrap();
+            return comm.barrier().wait().unwrap_err().to_string();
+        }
+        let error = of
+            .dispatch(&layer.inputs(rank, 0), &layer.routing(rank, 0))
+            .unwrap_err();
+        let impossible = matches!(error, MoeError::Impossible { source_rank: Rank(1) });
+        // The other rank may have aborted before.
+        assert!(impossible || matches!(error, MoeError::Collective(_)), "{error}");
+        error.to_string()
+    });
+    for error in errors {
+        assert!(error.contains("rank 1 has sent counts that no routing has"), "{error}");
+    }
+}
+
 #[test]
 fn a_rank_that_does_not_dispatch_or_combine_is_named_within_the_deadline() {
     let deadline = Duration::from_secs(2);

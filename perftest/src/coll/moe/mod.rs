@@ -208,7 +208,7 @@ pub(super) fn run(
     outcome?;
     match report.results.iter().filter_map(|row| row.wrong).sum() {
         0 => Ok(()),
-        wrong => Err(Failure::test(format!("{} of {} are wrong", wrong, part.name()))),
+        wrong => Err(Failure::test(format!("{wrong} results of {} are wrong", part.name()))),
     }
 }
 
