@@ -1,7 +1,7 @@
-//! Measures dispatch and combine at DeepSeek-V3's shapes (hidden 7168, top-8 of 256 experts): batches
-//! of 128 tokens of each rank in the low-latency mode, of 4096 in the high-throughput mode. Beside
-//! them are, of the same bytes to the same ranks: copies into the peers' memory (a bare put),
-//! all-to-all into registered memory, and all-to-all-v.
+//! Measures dispatch and combine at DeepSeek-V3's shapes (hidden 7168, top-8 of 256 experts):
+//! batches of 128 tokens of each rank in the low-latency mode, of 4096 in the high-throughput mode.
+//! Beside them are, of the same bytes to the same ranks: copies into the peers' memory (a bare
+//! put), all-to-all into registered memory, and all-to-all-v.
 //!
 //! Each time is the median of samples of several operations between two events of a stream, of the
 //! slowest rank; dispatch and combine are captured in a graph. Bytes per second are those that a

@@ -1,13 +1,14 @@
-//! Dispatch and combine of [expert parallelism](crate::moe) between GPUs, by kernels that store rows
-//! in the memory of their receivers.
+//! Dispatch and combine of [expert parallelism](crate::moe) between GPUs, by kernels that store
+//! rows in the memory of their receivers.
 //!
-//! A [`GpuExpertParallel`] has memory for one dispatch, which all ranks map. Each operation has a part
-//! that sends and returns, and one that receives; between the two, no thread of a GPU waits. The host
-//! has no part in either: the numbers of operations are in device memory, so that all of them can be
-//! captured in a graph and launched again.
+//! A [`GpuExpertParallel`] has memory for one dispatch, which all ranks map. Each operation has a
+//! part that sends and returns, and one that receives; between the two, no thread of a GPU waits.
+//! The host has no part in either: the numbers of operations are in device memory, so that all of
+//! them can be captured in a graph and launched again.
 //!
-//! The kernels are in `gpudirect/cuda/kernels/moe.cu`, which has the protocol; [`arguments`] describes
-//! their parameter, [`memory`] the memory, [`report`] how an impossible routing is reported.
+//! The kernels are in `gpudirect/cuda/kernels/moe.cu`, which has the protocol; [`arguments`]
+//! describes their parameter, [`memory`] the memory, [`report`] how an impossible routing is
+//! reported.
 
 mod arguments;
 mod executor;
@@ -85,8 +86,8 @@ pub struct GpuCombining<'l, 'c> {
 }
 
 impl GpuCommunicator {
-    /// Makes a layer's memory, and maps that of the other ranks. Collective, with the same options on
-    /// all ranks, while no work of the GPUs waits for another rank.
+    /// Makes a layer's memory, and maps that of the other ranks. Collective, with the same options
+    /// on all ranks, while no work of the GPUs waits for another rank.
     ///
     /// A rank has memory for [`MoeOptions::rows`], and for the outputs of its own pairs.
     ///
@@ -135,8 +136,8 @@ impl<'c> GpuExpertParallel<'c> {
     }
 
     /// Enqueues the sending part of a dispatch of so many tokens on `stream`: `input` has their
-    /// elements as bf16, aligned to 16 bytes. What an earlier dispatch has received is undefined from
-    /// now on, on all ranks.
+    /// elements as bf16, aligned to 16 bytes. What an earlier dispatch has received is undefined
+    /// from now on, on all ranks.
     ///
     /// `input` may be changed once the stream has come here; the routing is read until the combine
     /// is done.
@@ -290,8 +291,9 @@ impl<'l, 'c> GpuReceived<'l, 'c> {
         Ok(ReceivedRows::new(&layer.options.shape, layer.options.mode, &counts))
     }
 
-    /// Enqueues the sending part of combine on `stream`: `outputs` has a token of bf16 for each row,
-    /// in the same places, aligned to 16 bytes. It may be [`rows`](Self::rows), if they are of bf16.
+    /// Enqueues the sending part of combine on `stream`: `outputs` has a token of bf16 for each
+    /// row, in the same places, aligned to 16 bytes. It may be [`rows`](Self::rows), if they are of
+    /// bf16.
     ///
     /// # Errors
     /// [`GpuError::Experts`] for memory that is not aligned; as [`GpuCommunicator::enqueue`]. Fewer
@@ -313,8 +315,8 @@ impl<'l, 'c> GpuReceived<'l, 'c> {
 }
 
 impl GpuCombining<'_, '_> {
-    /// Enqueues the receiving part on `stream`: `output` gets the combined tokens as bf16, aligned to
-    /// 16 bytes.
+    /// Enqueues the receiving part on `stream`: `output` gets the combined tokens as bf16, aligned
+    /// to 16 bytes.
     ///
     /// # Errors
     /// [`GpuError::Experts`] for memory that is too short or not aligned; as

@@ -127,8 +127,8 @@ fn captured_layers_can_be_relaunched() {
     });
 }
 
-/// Enqueues a dispatch that cannot be completed, checks that the stream is released, and returns the
-/// failure.
+/// Enqueues a dispatch that cannot be completed, checks that the stream is released, and returns
+/// the failure.
 fn failure(gpu: &GpuCommunicator, layer: &mut GpuExpertParallel<'_>, batch: &Batch) -> String {
     let shape = layer.options().shape;
     let stream = Stream::new(gpu.context()).unwrap();
