@@ -157,6 +157,11 @@ fn over_udp_and_while_packets_are_lost() {
         right(&lossy, 2);
         assert_eq!(lossy["link"], "soft-udp");
     }
+    let lossy = json_of(coll(
+        "moe-combine --ranks 3 --mode low-latency --tokens 9,20 --hidden 512 --experts 12 -n 3 --drop 0.02",
+    ));
+    right(&lossy, 2);
+    assert_eq!(lossy["link"], "soft-udp");
 }
 
 #[test]

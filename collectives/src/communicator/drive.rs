@@ -17,15 +17,13 @@ use super::error::{CollectiveError, GroupFailed};
 use super::state::{Stall, State};
 use crate::algorithm::Algorithm;
 use crate::bootstrap::{Group, GroupControl};
-use crate::executor::{
-    Backoff, CachedProgram, Direction, EngineError, Failed, Message, Operation, Puts, Ticket, Tuning,
-};
+use crate::executor::{Backoff, CachedProgram, Direction, EngineError, Failed, Message, Operation, Ticket};
 use crate::failure::{AGREEMENT_TIMEOUT, ProgressMonitor, Wait};
 use crate::kernel::Function;
 use crate::memory::Segment;
 use crate::plan::Collective;
 use crate::tune::Overrides;
-use crate::types::{DataType, Protocol, Rank, ReduceOp};
+use crate::types::{Protocol, Rank};
 
 /// Idle steps between two deadline checks.
 const CLOCK_CHECK_INTERVAL: u32 = 64;
@@ -54,8 +52,8 @@ pub(super) struct Shared {
     started: Condvar,
 }
 
-struct StateLock<'s> {
-    state: MutexGuard<'s, State>,
+pub(super) struct StateLock<'s> {
+    pub(super) state: MutexGuard<'s, State>,
     shared: &'s Shared,
 }
 
@@ -116,7 +114,7 @@ impl Shared {
 
     /// A panic of a lock holder has failed the engine and left the other state consistent.
     #[inline]
-    fn lock(&self) -> StateLock<'_> {
+    pub(super) fn lock(&self) -> StateLock<'_> {
         if self.background {
             self.lock_waiters.fetch_add(1, Ordering::Relaxed);
         }
@@ -240,43 +238,6 @@ impl Shared {
         }
     }
 
-    /// Submits a put exchange, and drives it until it would block.
-    pub(super) fn put(&self, puts: Puts, deadline: Duration) -> Result<Ticket, CollectiveError> {
-        const COLLECTIVE: Collective = Collective::AllToAll;
-        let mut lock = self.lock();
-        let state = &mut *lock.state;
-        if self.monitor.failed() || state.failed.is_some() {
-            return Err(self.record_failure(state));
-        }
-        let plan = state.plan(Algorithm::FullMesh, COLLECTIVE, Rank(0))?;
-        let (input, output) = puts.blocks();
-        let operation = Operation {
-            plan,
-            function: Function::new(DataType::U8, ReduceOp::Sum, state.engine.ranks())?,
-            count: 1,
-            parts: None,
-            input,
-            output,
-            scale: None,
-            tuning: Tuning {
-                protocol: Protocol::Simple,
-                channels: 1,
-                slice: usize::MAX,
-            },
-            deadline: Some(deadline),
-        };
-        // SAFETY: the blocks are of the window, which the operation keeps, and which nothing else uses.
-        let ticket = match unsafe { state.engine.submit_puts(operation, Arc::new(puts)) } {
-            Ok(ticket) => ticket,
-            Err(EngineError::Failed(_)) => return Err(self.record_failure(state)),
-            Err(error) => return Err(error.into()),
-        };
-        self.monitor.begin(ticket.number(), COLLECTIVE);
-        let mut idle = 0;
-        while self.poll_once(state, &mut idle) && state.failed.is_none() {}
-        Ok(ticket)
-    }
-
     fn submit_message(
         &self,
         state: &mut State,
@@ -375,7 +336,7 @@ impl Shared {
 
     /// Drives the engine one step. Returns whether there was progress.
     #[inline]
-    fn poll_once(&self, state: &mut State, idle: &mut u32) -> bool {
+    pub(super) fn poll_once(&self, state: &mut State, idle: &mut u32) -> bool {
         let driven = AbortOnPanic(state);
         let moved = driven.0.engine.progress();
         drop(driven);
@@ -498,7 +459,7 @@ impl Shared {
 
     /// Stops the engine, waits for the members' agreement on the cause, and records it.
     #[cold]
-    fn record_failure(&self, state: &mut State) -> CollectiveError {
+    pub(super) fn record_failure(&self, state: &mut State) -> CollectiveError {
         if let Some(failed) = &state.failed {
             return failed.clone().into();
         }

@@ -10,7 +10,8 @@
 //! - `queue` holds operations in order, and `strand` runs their programs.
 //! - `link` implements the [protocols](crate::Protocol).
 //! - `program_cache` runs repeated short operations without compiling or queueing them.
-//! - `p2p` are point-to-point messages; `window` are puts into peers' memory; `probe` is the link test.
+//! - `p2p` are point-to-point messages; `window` are puts into peers' memory; `probe` is the link
+//!   test.
 //!
 //! No allocation and no lock from step to step; memory for scratch and staging is registered when
 //! it is first needed, and kept.

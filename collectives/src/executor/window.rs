@@ -6,11 +6,11 @@
 //! nothing is exchanged before the data, and waits, deadlines and failures are those of all-to-all.
 //!
 //! A peer may not write what this rank still reads. Exchanges that need it wait for a *credit* of
-//! each peer: a number that only grows, and that each put carries along. It is written by itself where
-//! the peer would otherwise wait for it.
+//! each peer: a number that only grows, and that each put carries along. It is written by itself
+//! where the peer would otherwise wait for it.
 //!
-//! No model is possible: the other side is a device. The words of a line are loaded once with Acquire
-//! and order what was written before them.
+//! No model is possible: the other side is a device. The words of a line are loaded once with
+//! Acquire and order what was written before them.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -42,14 +42,15 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Bytes of memory for a window of `len` bytes: the arrival lines of the ranks are behind it, and
-    /// the blocks of the plan, whose contents no rank uses.
+    /// Bytes of memory for a window of `len` bytes: the arrival lines of the ranks are behind it,
+    /// and the blocks of the plan, whose contents no rank uses.
     pub(crate) fn memory_bytes(len: usize, ranks: usize) -> Option<usize> {
         let lines = ranks.checked_mul(LINE)?.checked_add(2 * ranks)?;
         len.checked_next_multiple_of(LINE)?.checked_add(lines)
     }
 
-    /// The window in `memory`, of `memory_bytes`. `addresses` are what the ranks' `address` returns.
+    /// The window in `memory`, of `memory_bytes`. `addresses` are what the ranks' `address`
+    /// returns.
     ///
     /// # Errors
     /// The rank whose window is of another length, or no window.
@@ -134,8 +135,8 @@ pub(crate) struct Puts {
 }
 
 impl Puts {
-    /// The exchange `number` of a window, which writes nothing yet: peers must have given the credit
-    /// `needs` before, and are given `gives`.
+    /// The exchange `number` of a window, which writes nothing yet: peers must have given the
+    /// credit `needs` before, and are given `gives`.
     pub(crate) fn new(
         window: &Arc<Window>,
         (rank, source): (Rank, &Arc<Segment>),

@@ -41,8 +41,8 @@ impl<'e> Combining<'e> {
         })
     }
 
-    /// Whether all has arrived and been sent: then [`receive`](Self::receive) does not wait. Drives the
-    /// communicator a little.
+    /// Whether all has arrived and been sent: then [`receive`](Self::receive) does not wait. Drives
+    /// the communicator a little.
     ///
     /// # Errors
     /// When the communicator has failed.
@@ -54,8 +54,8 @@ impl<'e> Combining<'e> {
     /// elements. Tokens without an expert become zero.
     ///
     /// # Errors
-    /// When `combined` is of another length, or the communicator has failed: within the deadline, on all
-    /// ranks, with the culprit.
+    /// When `combined` is of another length, or the communicator has failed: within the deadline,
+    /// on all ranks, with the culprit.
     pub fn receive(self, combined: &mut [bf16]) -> Result<(), MoeError> {
         let Self { request, held, routing } = self;
         let of = held.of;
@@ -69,8 +69,8 @@ impl<'e> Combining<'e> {
         }
         request.wait()?;
         let at = of.in_window(held.dispatch) + of.areas.outputs;
-        // SAFETY: in the window and aligned; the outputs of all pairs have arrived, and are not written
-        // before the dispatch is released.
+        // SAFETY: in the window and aligned; the outputs of all pairs have arrived, and are not
+        // written before the dispatch is released.
         let outputs = unsafe { core::slice::from_raw_parts(of.window_at(at).cast(), routing.pairs() * hidden) };
         add_up(&routing, outputs, combined);
         Ok(())

@@ -8,6 +8,7 @@ use super::parallel::{ExpertParallel, Held};
 use super::row::write_row;
 use super::{Mode, MoeError, Payload, ReceivedRows, Routing, Shape};
 use crate::communicator::PutRequest;
+use crate::executor::Puts;
 use crate::kernel::bf16;
 use crate::types::Rank;
 
@@ -22,12 +23,12 @@ impl ExpertParallel<'_> {
     }
 
     /// The sending half of a dispatch: copies and quantises the tokens, and returns when the device
-    /// has been given what it takes now. [`Dispatching::receive`] waits for the rest; other work may be
-    /// done before. In the high-throughput mode the counts are exchanged here.
+    /// has been given what it takes now. [`Dispatching::receive`] waits for the rest; other work
+    /// may be done before. In the high-throughput mode the counts are exchanged here.
     ///
     /// # Errors
-    /// When tokens and routing do not fit; [`MoeError::Held`] when no area is free; with nothing begun.
-    /// [`MoeError::Capacity`]: on all ranks. Otherwise the communicator has failed.
+    /// When tokens and routing do not fit; [`MoeError::Held`] when no area is free; with nothing
+    /// begun. [`MoeError::Capacity`]: on all ranks. Otherwise the communicator has failed.
     pub fn dispatch_send(&self, tokens: &[bf16], routing: &Routing) -> Result<Dispatching<'_>, MoeError> {
         if routing.shape() != &self.options.shape {
             return Err(MoeError::OtherShape);
@@ -48,32 +49,15 @@ impl ExpertParallel<'_> {
         self.stage(held.dispatch, tokens);
         let mut base = 0;
         for rank in (0..self.options.shape.ranks()).map(Rank) {
-            let pairs = routing.pairs_for(rank);
-            let header = match &counts {
-                None => Some(self.stage_header(held.dispatch, rank, pairs, base)),
-                Some(_) => None,
-            };
-            let rows = match &counts {
-                None => vec![self.options.shape.max_pairs_for_rank() * self.comm.rank().index(); 1],
+            let first_rows = match &counts {
+                None => self.first_slots(routing.pairs_for(rank)),
                 Some(counts) => counts.first_rows(rank, self.comm.rank()),
             };
-            let (staging, window) = (self.in_staging(held.dispatch), self.in_window(held.dispatch));
-            let mut order = routing.order()[base as usize..].iter();
-            let mut row = rows[0];
-            for (expert, &count) in pairs.iter().enumerate() {
-                row = *rows.get(expert).unwrap_or(&row);
-                for &pair in order.by_ref().take(count as usize) {
-                    let from = staging + routing.token_of(pair) * self.areas.row;
-                    puts.add(rank, from, window + row * self.areas.row, self.areas.row);
-                    row += 1;
-                }
-                base += count;
+            self.add_rows(&mut puts, held.dispatch, routing, (rank, base, &first_rows));
+            if self.options.mode == Mode::LowLatency {
+                self.add_header(&mut puts, held.dispatch, routing, (rank, base));
             }
-            if let Some(header) = header {
-                let own = self.comm.rank().index();
-                let into = window + self.areas.headers + own * self.areas.header;
-                puts.add(rank, header, into, self.areas.header);
-            }
+            base += routing.pairs_for(rank).iter().sum::<u32>();
         }
         Ok(Dispatching {
             request: self.comm.put(puts, self.deadline())?,
@@ -83,28 +67,61 @@ impl ExpertParallel<'_> {
         })
     }
 
+    /// By local expert of a rank: the first slot for this rank's pairs, of which it has so many.
+    fn first_slots(&self, pairs: &[u32]) -> Vec<usize> {
+        let area = self.comm.rank().index() * self.options.shape.max_pairs_for_rank();
+        let next = |next: &mut usize, pairs: &u32| {
+            let first = *next;
+            *next += *pairs as usize;
+            Some(first)
+        };
+        pairs.iter().scan(area, next).collect()
+    }
+
+    /// Adds the rows for a rank, whose pairs begin at `base` of the send order.
+    fn add_rows(
+        &self,
+        puts: &mut Puts,
+        dispatch: u64,
+        routing: &Routing,
+        (to, base, first_rows): (Rank, u32, &[usize]),
+    ) {
+        let (staging, window) = (self.in_staging(dispatch), self.in_window(dispatch));
+        let bytes = self.areas.row;
+        let mut order = routing.order()[base as usize..].iter();
+        for (&count, &first) in routing.pairs_for(to).iter().zip(first_rows) {
+            for (row, &pair) in (first..).zip(order.by_ref().take(count as usize)) {
+                let token = routing.token_of(pair);
+                puts.add(to, staging + token * bytes, window + row * bytes, bytes);
+            }
+        }
+    }
+
+    /// Adds the header for a rank: the counts by expert, and `base`.
+    fn add_header(&self, puts: &mut Puts, dispatch: u64, routing: &Routing, (to, base): (Rank, u32)) {
+        let from = self.in_staging(dispatch) + self.areas.staged_headers + to.index() * self.areas.header;
+        for (index, word) in routing.pairs_for(to).iter().chain([&base]).enumerate() {
+            // SAFETY: as of `stage`; a header has a word for each local expert and one more, and is
+            // aligned to 64 bytes.
+            unsafe { self.staging.start().add(from).cast::<u32>().add(index).write(*word) };
+        }
+        let own = self.comm.rank().index();
+        let into = self.in_window(dispatch) + self.areas.headers + own * self.areas.header;
+        puts.add(to, from, into, self.areas.header);
+    }
+
     /// Copies the tokens as rows to the staging memory of a dispatch.
     fn stage(&self, dispatch: u64, tokens: &[bf16]) {
         let hidden = self.options.shape.hidden() as usize;
         let mut at = self.in_staging(dispatch);
         for token in tokens.chunks_exact(hidden) {
-            // SAFETY: the staging memory has a row for each token of the maximum; the dispatch that used
-            // this part before has completed, as it was received or its area would not be free.
+            // SAFETY: the staging memory has a row for each token of the maximum; the dispatch that
+            // used this part before has completed, as it was received or its area would not be
+            // free.
             let row = unsafe { core::slice::from_raw_parts_mut(self.staging.start().add(at), self.areas.row) };
             write_row(self.options.payload, token, row);
             at += self.areas.row;
         }
-    }
-
-    /// Writes the header for a rank. Returns its offset in the staging memory.
-    fn stage_header(&self, dispatch: u64, rank: Rank, pairs: &[u32], base: u32) -> usize {
-        let at = self.in_staging(dispatch) + self.areas.staged_headers + rank.index() * self.areas.header;
-        for (index, word) in pairs.iter().chain([&base]).enumerate() {
-            // SAFETY: as of `stage`; a header has a word for each local expert and one more, and is
-            // aligned to 64 bytes.
-            unsafe { self.staging.start().add(at).cast::<u32>().add(index).write(*word) };
-        }
-        at
     }
 }
 
@@ -195,8 +212,8 @@ pub struct Dispatching<'e> {
 }
 
 impl<'e> Dispatching<'e> {
-    /// Whether all has arrived and been sent: then [`receive`](Self::receive) returns at once. Drives
-    /// the communicator a little.
+    /// Whether all has arrived and been sent: then [`receive`](Self::receive) returns at once.
+    /// Drives the communicator a little.
     ///
     /// # Errors
     /// When the communicator has failed.
@@ -244,7 +261,8 @@ impl fmt::Debug for Dispatching<'_> {
     }
 }
 
-/// The counts by local expert and source, and by source the position of its first pair for this rank.
+/// The counts by local expert and source, and by source the position of its first pair for this
+/// rank.
 type Header = (Vec<u32>, Vec<u32>);
 
 fn read_headers(held: &Held<'_>) -> Result<Header, MoeError> {
@@ -252,8 +270,8 @@ fn read_headers(held: &Held<'_>) -> Result<Header, MoeError> {
     let words = of.options.shape.local_experts() as usize + 1;
     let headers = (0..of.options.shape.ranks() as usize).map(|source| {
         let offset = of.in_window(held.dispatch) + of.areas.headers + source * of.areas.header;
-        // SAFETY: in the window and aligned; it has arrived, and is not written before the dispatch is
-        // released.
+        // SAFETY: in the window and aligned; it has arrived, and is not written before the dispatch
+        // is released.
         unsafe { core::slice::from_raw_parts(of.window_at(offset).cast::<u32>(), words) }
     });
     check_headers(&of.options.shape, headers).map_err(|source| impossible(of, source))
@@ -324,8 +342,8 @@ impl<'e> Received<'e> {
         unsafe { core::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size_of::<bf16>()) }
     }
 
-    /// Rows as they were carried, and the places of their outputs, `hidden` elements each, from which
-    /// combine sends. They have the contents of earlier operations.
+    /// Rows as they were carried, and the places of their outputs, `hidden` elements each, from
+    /// which combine sends. They have the contents of earlier operations.
     ///
     /// # Panics
     /// When there are no such rows.
@@ -358,8 +376,8 @@ impl<'e> Received<'e> {
         rows.len()
     }
 
-    /// Returns the outputs of the local experts ([`with_outputs`](Self::with_outputs)) to the ranks of
-    /// the tokens, and adds up those of this rank's tokens with their weights into `combined`:
+    /// Returns the outputs of the local experts ([`with_outputs`](Self::with_outputs)) to the ranks
+    /// of the tokens, and adds up those of this rank's tokens with their weights into `combined`:
     /// `[tokens, hidden]` elements.
     ///
     /// # Errors

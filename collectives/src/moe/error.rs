@@ -56,8 +56,8 @@ pub enum MoeError {
         /// The results that are held.
         held: u64,
     },
-    /// A rank would receive more rows than it has memory for. Nothing was sent, and all ranks have this
-    /// error.
+    /// A rank would receive more rows than it has memory for. Nothing was sent, and all ranks have
+    /// this error.
     #[error("rank {rank} would receive {rows} rows, and has memory for {capacity}: give a larger capacity")]
     Capacity {
         /// That rank.

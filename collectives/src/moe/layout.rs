@@ -99,11 +99,12 @@ impl ReceivedRows {
 ///
 /// Offsets are in bytes from its start. It has, each aligned to 64 bytes:
 ///
-/// 1. by source, an area of [`slots_per_source`](Self::slots_per_source) slots of a row each, for dispatch;
+/// 1. by source, an area of [`slots_per_source`](Self::slots_per_source) slots of a row each, for
+///    dispatch;
 /// 2. [`Shape::max_pairs`] rows of bf16 for combine: the outputs of the own pairs, in send order;
-/// 3. by source, the header of its last dispatch ([`header_bytes`](Self::header_bytes)): the counts of
-///    the local experts as `u32`, then, as `u32`, the position in the source's send order of its first
-///    pair for this rank, to which combine writes.
+/// 3. by source, the header of its last dispatch ([`header_bytes`](Self::header_bytes)): the counts
+///    of the local experts as `u32`, then, as `u32`, the position in the source's send order of its
+///    first pair for this rank, to which combine writes.
 ///
 /// What announces arrivals, and numbers them, is the implementation's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

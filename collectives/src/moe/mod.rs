@@ -1,9 +1,9 @@
 //! Expert parallelism: dispatch of tokens to experts by a top-k routing, and combine with weights.
 //!
-//! The experts of a mixture-of-experts layer are divided among the ranks: with E experts on R ranks,
-//! expert e is on rank e / (E / R). *Dispatch* sends each token to each expert that its routing
-//! chooses; *combine* returns the experts' outputs to the rank of the token, which adds them up,
-//! multiplied by their weights.
+//! The experts of a mixture-of-experts layer are divided among the ranks: with E experts on R
+//! ranks, expert e is on rank e / (E / R). *Dispatch* sends each token to each expert that its
+//! routing chooses; *combine* returns the experts' outputs to the rank of the token, which adds
+//! them up, multiplied by their weights.
 //!
 //! - [`ExpertParallel`]: both operations, on the memory of hosts.
 //! - [`Shape`]: the dimensions, the same on all ranks; [`Payload`]: how a token travels.
@@ -23,13 +23,13 @@
 //!   [`SlotLayout::slots_per_source`] fixed slots for each source rank; the source's pairs are at
 //!   its beginning, by (expert, token). The counts by expert arrive with the last write.
 //!
-//! Combine computes, for each token and element, `sum = 0.0f32`, then in order of k, for each chosen
-//! expert, `sum = sum + weight * output`: the product and the sum are each rounded to `f32` (no fused
-//! multiply-add), and the last sum to bf16, to nearest, ties to even. So the result has the same bits
-//! in every mode, on any number of ranks, and in every run.
+//! Combine computes, for each token and element, `sum = 0.0f32`, then in order of k, for each
+//! chosen expert, `sum = sum + weight * output`: the product and the sum are each rounded to `f32`
+//! (no fused multiply-add), and the last sum to bf16, to nearest, ties to even. So the result has
+//! the same bits in every mode, on any number of ranks, and in every run.
 //!
-//! With [`Payload::Fp8`], dispatch quantises blocks of [`FP8_BLOCK`] elements ([`quantise`]); combine
-//! always carries bf16.
+//! With [`Payload::Fp8`], dispatch quantises blocks of [`FP8_BLOCK`] elements ([`quantise`]);
+//! combine always carries bf16.
 //!
 //! # Porting from DeepEP
 //!
@@ -178,12 +178,12 @@ pub enum ShapeError {
 }
 
 impl Shape {
-    /// The dimensions: `experts` on `ranks` ranks, of which each token chooses up to `top_k`; tokens
-    /// of `hidden` elements, at most `max_tokens` of a rank in one operation.
+    /// The dimensions: `experts` on `ranks` ranks, of which each token chooses up to `top_k`;
+    /// tokens of `hidden` elements, at most `max_tokens` of a rank in one operation.
     ///
     /// # Errors
-    /// When experts cannot be divided evenly, a dimension is 0, `top_k` exceeds the experts, rows are
-    /// not multiples of 16 bytes, or a rank could receive more than [`MAX_PAIRS`].
+    /// When experts cannot be divided evenly, a dimension is 0, `top_k` exceeds the experts, rows
+    /// are not multiples of 16 bytes, or a rank could receive more than [`MAX_PAIRS`].
     pub fn new(ranks: u32, experts: u32, top_k: u32, hidden: u32, max_tokens: u32) -> Result<Self, ShapeError> {
         if ranks == 0 || experts == 0 || !experts.is_multiple_of(ranks) {
             return Err(ShapeError::Experts { experts, ranks });

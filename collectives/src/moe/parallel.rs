@@ -19,8 +19,9 @@ pub struct MoeOptions {
     pub payload: Payload,
     /// How rows are exchanged.
     pub mode: Mode,
-    /// Maximum rows that a rank receives in the high-throughput mode; `None` is the most that can be:
-    /// all pairs of all ranks. A dispatch that would exceed it fails on all ranks, with nothing sent.
+    /// Maximum rows that a rank receives in the high-throughput mode; `None` is the most that can
+    /// be: all pairs of all ranks. A dispatch that would exceed it fails on all ranks, with nothing
+    /// sent.
     pub capacity: Option<usize>,
 }
 
@@ -210,8 +211,8 @@ impl ExpertParallel<'_> {
         }
     }
 
-    /// Begins a dispatch, for which an area is free. Its peers' areas are free when they have released
-    /// the dispatch that used them before.
+    /// Begins a dispatch, for which an area is free. Its peers' areas are free when they have
+    /// released the dispatch that used them before.
     pub(super) fn begin_dispatch(&self) -> (Held<'_>, Puts) {
         let mut progress = self.progress();
         progress.dispatches += 1;

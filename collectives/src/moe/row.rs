@@ -31,8 +31,8 @@ const FP8_MAX: f32 = 448.0;
 /// where amax is the largest magnitude, and at least 1e-4. The scale is `amax * (1 / 448)`, so that
 /// `element * scale` is about x. All operations are of `f32`; E4M3 saturates.
 ///
-/// NaN does not count in amax and remains NaN. In a block with an infinity, finite elements become 0
-/// and the infinity NaN, with an infinite scale.
+/// NaN does not count in amax and remains NaN. In a block with an infinity, finite elements become
+/// 0 and the infinity NaN, with an infinite scale.
 ///
 /// # Panics
 /// When the lengths differ.
@@ -124,8 +124,8 @@ pub(super) fn to_bf16(sum: f32) -> bf16 {
 /// Elements that are added up at once: their sums stay in the first-level cache.
 const SUMS: usize = 256;
 
-/// Adds up the weighted outputs of each token, in order of k. `outputs` has those of the pairs in send
-/// order.
+/// Adds up the weighted outputs of each token, in order of k. `outputs` has those of the pairs in
+/// send order.
 pub(super) fn add_up(routing: &Routing, outputs: &[bf16], combined: &mut [bf16]) {
     versioned!(add_up_tokens(routing: &Routing, outputs: &[bf16], combined: &mut [bf16]) -> ())
 }
@@ -154,8 +154,8 @@ fn add_up_tokens(routing: &Routing, outputs: &[bf16], combined: &mut [bf16]) {
 mod tests {
     use super::*;
 
-    /// Each block's largest magnitude becomes 448; the rest is within half a unit in the last place of
-    /// E4M3, which has 3 bits of fraction.
+    /// Each block's largest magnitude becomes 448; the rest is within half a unit in the last place
+    /// of E4M3, which has 3 bits of fraction.
     #[test]
     fn a_block_keeps_its_largest_element_and_a_relative_error_of_a_sixteenth() {
         let values: Vec<bf16> = (0..256)

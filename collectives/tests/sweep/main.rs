@@ -2,8 +2,8 @@
 //! two is cut, at any step of any collective, over shared memory and over UDP.
 //!
 //! All other ranks report the culprit within the deadline in the same words; the survivors shrink
-//! and continue; an exiting process leaves no descriptor, thread or mapping. So do dispatch and combine
-//! of experts.
+//! and continue; an exiting process leaves no descriptor, thread or mapping. So do dispatch and
+//! combine of experts.
 //!
 //! A run is a list of faults, each of which removes one of five ranks. `DOORBELL_SWEEP` sets the
 //! number of runs, or `all` for every algorithm with every fault among every number of ranks.

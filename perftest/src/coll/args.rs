@@ -96,8 +96,8 @@ pub(crate) struct CollArgs {
     /// low-latency or high-throughput [default: high-throughput]
     #[arg(long, value_name = "MODE", help_heading = "moe-dispatch, moe-combine")]
     pub(crate) mode: Option<Mode>,
-    /// How tokens choose: uniform, zipf (expert e in proportion to 1/(e+1)) or one-expert (the first
-    /// choice of all is one expert) [default: uniform]
+    /// How tokens choose: uniform, zipf (expert e in proportion to 1/(e+1)) or one-expert (the
+    /// first choice of all is one expert) [default: uniform]
     #[arg(long, value_name = "NAME", value_enum, help_heading = "moe-dispatch, moe-combine")]
     pub(crate) skew: Option<Skew>,
 

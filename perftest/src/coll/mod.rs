@@ -2,8 +2,8 @@
 //!
 //! `launch` starts ranks of this host as processes; `rank` is one of them, or of a launcher's;
 //! `measure` and `gpu` time and check on all ranks; `traffic` has the formulas, `table` prints;
-//! `moe` measures dispatch and combine; `explain` shows the choice of the algorithm, `simulate` predicts times, `model_check` compares
-//! them with measurements.
+//! `moe` measures dispatch and combine; `explain` shows the choice of the algorithm, `simulate`
+//! predicts times, `model_check` compares them with measurements.
 
 mod args;
 mod bind;

@@ -1,5 +1,5 @@
-//! `doorbell coll moe-dispatch` and `moe-combine`: expert parallelism, measured beside an all-to-all-v
-//! of the same bytes.
+//! `doorbell coll moe-dispatch` and `moe-combine`: expert parallelism, measured beside an
+//! all-to-all-v of the same bytes.
 //!
 //! `routing` draws the experts, and from them what each rank sends; `measure` times and checks;
 //! `table` has the results.
@@ -81,8 +81,8 @@ impl Layer {
 }
 
 /// # Errors
-/// [`Failure::Usage`] for options that do not apply, impossible dimensions, and what does not fit in
-/// memory.
+/// [`Failure::Usage`] for options that do not apply, impossible dimensions, and what does not fit
+/// in memory.
 pub(super) fn check_options(args: &CollArgs) -> Result<(), Failure> {
     let Operation::Moe(part) = args.operation else {
         return only_moe(args);
@@ -167,7 +167,8 @@ fn layers(args: &CollArgs, ranks: u32) -> Result<Vec<Layer>, Failure> {
 fn check_memory(layer: &Layer, here: u32) -> Result<(), Failure> {
     let routings = Routings::draw(layer);
     let elements = u64::from(layer.shape.max_tokens()) * u64::from(layer.shape.hidden());
-    // Sent and received by all-to-all-v, which is as much as combine's bf16; tokens, given and combined.
+    // Sent and received by all-to-all-v, which is as much as combine's bf16; tokens, given and
+    // combined.
     let row = Payload::Bf16.row_bytes(layer.shape.hidden()) as u64;
     let beside = (routings.most_received() + layer.shape.max_pairs()) as u64 * row + 2 * elements * 2;
     let each = layer.options(&routings).memory_bytes() + beside;

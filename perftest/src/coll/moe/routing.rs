@@ -6,7 +6,7 @@ use doorbell_collectives::reference::input_element;
 
 use super::{Layer, Skew};
 
-/// Tells the draws of experts and weights from the elements of tokens.
+/// Draws of experts and weights differ from those of the elements of tokens.
 const EXPERTS: u64 = 0x6d6f_6500_0000_0000;
 const WEIGHTS: u64 = 0x6d6f_6501_0000_0000;
 
