@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 use doorbell_collectives::gpu::{GpuCommunicator, GpuExpertParallel, GpuRouting, as_bytes};
 use doorbell_collectives::moe::{Mode, Payload, Shape};
 use doorbell_collectives::{DataType, Rank};
-use doorbell_cuda::{DeviceMemory, Event, Memory as _, OwnedSpan, Stream};
+use doorbell_cuda::{DeviceMemory, Event, HostMemory, Memory as _, OwnedSpan, Stream};
 use doorbell_tests::gpu::Random;
 
 use crate::Options;
@@ -179,6 +179,8 @@ impl Meter<'_> {
     /// Seconds of an operation, of which `work` enqueues `CAPTURED`.
     fn time(&self, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
         let mut samples = Vec::new();
+        // What others allocate may wait for work of the device, which would wait for them.
+        self.barrier.wait();
         for sample in 0..SAMPLES + 1 {
             self.gpu.barrier(&self.stream)?;
             self.stream.record(&self.events.0)?;
@@ -241,6 +243,7 @@ impl Meter<'_> {
             Ok(())
         })?;
         let exec = graph.instantiate()?;
+        exec.upload(stream)?;
         self.time(|| Ok(exec.launch(stream)?))
     }
 

@@ -55,6 +55,8 @@ pub struct GpuExpertParallel<'c> {
     peers: Arc<Peers>,
     executor: Executor,
     options: MoeOptions,
+    /// For the table of counts: an allocation may wait for work that waits for this rank.
+    counts: HostMemory,
     /// Whether a part that sends has been enqueued, and the one that receives has not.
     is_sending: bool,
 }
@@ -93,8 +95,8 @@ impl GpuCommunicator {
     ///
     /// # Errors
     /// [`GpuError::Refused`] where the GPUs do not reach each other's memory, ranks are
-    /// [time-sliced](Self::is_time_sliced), or there are more than 1024 experts, or 8192 times ranks;
-    /// [`GpuError::Moe`] for options that are invalid, or not the same on all ranks.
+    /// [time-sliced](Self::is_time_sliced), or there are more than 1024 experts, or 8192 times
+    /// ranks; [`GpuError::Moe`] for options that are invalid, or not the same on all ranks.
     pub fn expert_parallel(&self, options: MoeOptions) -> Result<GpuExpertParallel<'_>, GpuError> {
         let refused = |reason| GpuError::Refused {
             what: "expert parallelism on GPUs",
@@ -111,11 +113,12 @@ impl GpuCommunicator {
         let (peers, kernels) = self.waiting_kernels().map_err(refused)?;
         let own = executor::load(kernels, options.payload).and_then(|kernels| {
             let window = Window::new(&options).alloc(self.context())?;
-            Ok((kernels, window, Own::new(&options.shape).alloc(self.context())?))
+            let counts = HostMemory::alloc(self.context(), experts as usize * 4)?;
+            Ok((kernels, window, Own::new(&options.shape).alloc(self.context())?, counts))
         });
         // The others would wait for this rank until the deadline.
         let own = own.inspect_err(|error| self.abort(&format!("it cannot make a layer of experts: {error}")));
-        let (kernels, window, memory) = own?;
+        let (kernels, window, memory, counts) = own?;
         let mapped = self.map(peers, &window)?.map_err(refused)?;
         let blocks = self.blocks(THREADS, BLOCKS).min(MAX_BLOCKS);
         Ok(GpuExpertParallel {
@@ -123,6 +126,7 @@ impl GpuCommunicator {
             peers: Arc::clone(peers),
             executor: Executor::new((kernels, peers), &options, (mapped, memory), blocks),
             options,
+            counts,
             is_sending: false,
         })
     }
@@ -143,8 +147,8 @@ impl<'c> GpuExpertParallel<'c> {
     /// is done.
     ///
     /// # Errors
-    /// [`GpuError::Experts`] for more tokens than the shape has, memory that is too short or not aligned,
-    /// and when an earlier operation has not received; an earlier failure, as
+    /// [`GpuError::Experts`] for more tokens than the shape has, memory that is too short or not
+    /// aligned, and when an earlier operation has not received; an earlier failure, as
     /// [`GpuCommunicator::check`]; the driver's.
     #[doc(alias("low_latency_dispatch", "return_recv_hook"))]
     pub fn dispatch_send<'l>(
@@ -277,7 +281,7 @@ impl<'l, 'c> GpuReceived<'l, 'c> {
     /// An earlier failure, as [`GpuCommunicator::check`]; the driver's.
     pub fn received_rows(&self, stream: &Stream) -> Result<ReceivedRows, GpuError> {
         let (counts, _) = self.tables()?;
-        let host = HostMemory::alloc(stream.context(), counts.len())?;
+        let host = &self.layer.counts;
         stream.copy(host.all(), counts)?;
         let end = Event::new(stream.context())?;
         stream.record(&end)?;

@@ -11,7 +11,7 @@ use doorbell_collectives::{DataType, Options, Rank};
 use doorbell_cuda::{Memory as _, Stream};
 use doorbell_cuda_standin::{ExecutionMode, Standin};
 
-use self::rig::{ALL, Batch, OnGpu, Received, compute, copy_out, once, options_of};
+use self::rig::{ALL, Batch, OnGpu, Received, compute, once, options_of};
 use crate::gpus::small;
 use crate::many::{ranks, ranks_with};
 use crate::world;
@@ -69,7 +69,7 @@ fn dispatch_without_combine_can_be_repeated() {
                 let received = dispatch.receive(&stream).unwrap();
                 let found = Received {
                     rows: received.received_rows(&stream).unwrap(),
-                    bytes: copy_out(&stream, received.rows().unwrap()),
+                    bytes: memory.read(&stream, received.rows().unwrap()),
                 };
                 compute(&shape, how, gpu.rank(), &batches, &found);
             }
@@ -120,7 +120,7 @@ fn captured_layers_can_be_relaunched() {
                 let wanted = reference::combine(&batch.routing(&shape), |_, pair| {
                     batch.tokens[pair as usize / shape.top_k() as usize * hidden..][..hidden].to_vec()
                 });
-                assert!(copy_out(&stream, memory.output.all()) == as_bytes(&wanted), "{mode}");
+                assert!(memory.read(&stream, memory.output.all()) == as_bytes(&wanted), "{mode}");
             }
         }
         gpu.destroy().unwrap();
