@@ -167,12 +167,10 @@ impl Meter<'_> {
         // Elements of 0x3c3c: 0.0115.
         stream.fill(memories.input.all(), 0x3c)?;
         stream.fill(memories.outputs.all(), 0x3c)?;
-        copy_in(stream, memories.indices.all(), as_bytes(&indices));
-        copy_in(
-            stream,
-            memories.weights.all(),
-            as_bytes(&vec![0.125_f32; indices.len()]),
-        );
+        let host = HostMemory::alloc(context, indices.len() * 8)?;
+        let weights = vec![0.125_f32; indices.len()];
+        copy_in(stream, &host, memories.indices.all(), as_bytes(&indices));
+        copy_in(stream, &host, memories.weights.all(), as_bytes(&weights));
         Ok(memories)
     }
 
