@@ -1,4 +1,5 @@
-//! Communicators of GPUs on the stand-in: all of `gpu-communicator`, between processes, and `gpu-moe`.
+//! Communicators of GPUs on the stand-in: all of `gpu-communicator`, between processes, and
+//! `gpu-moe`.
 
 use std::process::Command;
 

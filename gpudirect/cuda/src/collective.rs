@@ -1,6 +1,6 @@
 //! The kernels of GPU collectives: `kernels/collective.cu`, `small.cu` for short operations,
-//! `exchange.cu` for messages between pairs of ranks, `moe.cu` for expert parallelism, and `reduce.cu`
-//! for what copy engines move.
+//! `exchange.cu` for messages between pairs of ranks, `moe.cu` for expert parallelism, and
+//! `reduce.cu` for what copy engines move.
 //! `doorbell-collectives` defines their launch arguments.
 
 use core::fmt;

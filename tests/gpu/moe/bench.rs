@@ -1,7 +1,7 @@
-//! Measures dispatch and combine at DeepSeek-V3's shapes (hidden 7168, top-8 of 256 experts): batches
-//! of 128 tokens of each rank in the low-latency mode, of 4096 in the high-throughput mode. Beside
-//! them are, of the same bytes to the same ranks: copies into the peers' memory (a bare put),
-//! all-to-all into registered memory, and all-to-all-v.
+//! Measures dispatch and combine at DeepSeek-V3's shapes (hidden 7168, top-8 of 256 experts):
+//! batches of 128 tokens of each rank in the low-latency mode, of 4096 in the high-throughput mode.
+//! Beside them are, of the same bytes to the same ranks: copies into the peers' memory (a bare
+//! put), all-to-all into registered memory, and all-to-all-v.
 //!
 //! Each time is the median of samples of several operations between two events of a stream, of the
 //! slowest rank; dispatch and combine are captured in a graph. Bytes per second are those that a
@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 use doorbell_collectives::gpu::{GpuCommunicator, GpuExpertParallel, GpuRouting, as_bytes};
 use doorbell_collectives::moe::{Mode, Payload, Shape};
 use doorbell_collectives::{DataType, Rank};
-use doorbell_cuda::{DeviceMemory, Event, Memory as _, OwnedSpan, Stream};
+use doorbell_cuda::{DeviceMemory, Event, HostMemory, Memory as _, OwnedSpan, Stream};
 use doorbell_tests::gpu::Random;
 
 use crate::Options;
@@ -167,18 +167,18 @@ impl Meter<'_> {
         // Elements of 0x3c3c: 0.0115.
         stream.fill(memories.input.all(), 0x3c)?;
         stream.fill(memories.outputs.all(), 0x3c)?;
-        copy_in(stream, memories.indices.all(), as_bytes(&indices));
-        copy_in(
-            stream,
-            memories.weights.all(),
-            as_bytes(&vec![0.125_f32; indices.len()]),
-        );
+        let host = HostMemory::alloc(context, indices.len() * 8)?;
+        let weights = vec![0.125_f32; indices.len()];
+        copy_in(stream, &host, memories.indices.all(), as_bytes(&indices));
+        copy_in(stream, &host, memories.weights.all(), as_bytes(&weights));
         Ok(memories)
     }
 
     /// Seconds of an operation, of which `work` enqueues `CAPTURED`.
     fn time(&self, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
         let mut samples = Vec::new();
+        // What others allocate may wait for work of the device, which would wait for them.
+        self.barrier.wait();
         for sample in 0..SAMPLES + 1 {
             self.gpu.barrier(&self.stream)?;
             self.stream.record(&self.events.0)?;
@@ -241,6 +241,7 @@ impl Meter<'_> {
             Ok(())
         })?;
         let exec = graph.instantiate()?;
+        exec.upload(stream)?;
         self.time(|| Ok(exec.launch(stream)?))
     }
 

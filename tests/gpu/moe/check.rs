@@ -27,22 +27,28 @@ pub(crate) fn run(gpu: &GpuCommunicator, options: &Options) -> Result<()> {
     for &(top_k, hidden, tokens, experts) in shapes {
         let shape = Shape::new(ranks, experts, top_k.min(experts), hidden, tokens)?;
         for (number, how) in ALL.into_iter().enumerate() {
-            let mut layer = gpu.expert_parallel(options_of(shape, how))?;
+            let name = format!(
+                "{} {}: {tokens} tokens, hidden {hidden}, top-{top_k} of {experts}",
+                how.0, how.1
+            );
+            say(gpu, || println!("check: {name}"));
             let index = if number % 2 == 0 { DataType::I64 } else { DataType::I32 };
+            // Before the ranks meet: an allocation waits for kernels, which wait for this rank.
             let mut memory = OnGpu::new(&shape, gpu.context(), index);
+            let mut layer = gpu.expert_parallel(options_of(shape, how))?;
             let turns = if hidden > 2000 { 1 } else { 6 };
             for seed in 0..turns {
                 once(&mut layer, &stream, &mut memory, how, seed, gpu.rank());
             }
-            if gpu.rank() == Rank(0) {
-                println!(
-                    "check: PASS {} {}: {tokens} tokens, hidden {hidden}, top-{top_k} of {experts}: {turns} times, {:.1} s",
-                    how.0,
-                    how.1,
-                    started.elapsed().as_secs_f64()
-                );
-            }
+            let seconds = started.elapsed().as_secs_f64();
+            say(gpu, || println!("check: PASS {name}: {turns} times, {seconds:.1} s"));
         }
     }
     Ok(())
+}
+
+fn say(gpu: &GpuCommunicator, print: impl FnOnce()) {
+    if gpu.rank() == Rank(0) {
+        print();
+    }
 }

@@ -8,7 +8,8 @@ mod check;
 mod rig;
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::process::ExitCode;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, ExitCode};
 use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
@@ -27,8 +28,7 @@ Check and measure dispatch and combine of expert parallelism on the GPUs of this
 
 Usage: gpu-moe [check | bench] [OPTIONS]
 
-Without a word it does both. Ranks are threads of this process, by turns on the GPUs; with several on one
-GPU, set CUDA_DEVICE_MAX_CONNECTIONS=32.
+Without a word it does both. Ranks are threads of this process, by turns on the GPUs.
 
 Options:
       --ranks N            ranks; as many as GPUs, and 2 at least, if not given
@@ -57,7 +57,19 @@ enum Part {
     Bench,
 }
 
+/// How many queues of a GPU streams have, when a context is made.
+const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+
 fn main() -> ExitCode {
+    // Ranks of one GPU wait for each other, and must not be behind one another in a queue.
+    if std::env::var_os(QUEUES).is_none() {
+        let error = std::env::current_exe().map(|program| {
+            let arguments = std::env::args_os().skip(1);
+            Command::new(program).args(arguments).env(QUEUES, "32").exec()
+        });
+        println!("FAIL it cannot start itself with {QUEUES}=32: {error:?}");
+        return ExitCode::from(2);
+    }
     tool::main("gpu-moe", USAGE, parse, run)
 }
 

@@ -92,7 +92,8 @@ impl GpuCommunicator {
         self.sharing.is_time_sliced && self.options.executor.is_none()
     }
 
-    /// The ranks' mapped memory and kernels, for kernels that wait for other ranks; or why none may.
+    /// The ranks' mapped memory and kernels, for kernels that wait for other ranks; or why none
+    /// may.
     pub(in crate::gpu) fn waiting_kernels(&self) -> Result<(&Arc<Peers>, &CollectiveKernels), String> {
         match (&self.path, &self.kernels) {
             (OperationPath::Staged(reason), _) => Err(reason.clone()),

@@ -39,6 +39,7 @@ doorbell_cuda::kernel_arguments! {
         const NO_MEMORY: u64 = NO_MEMORY;
     }
     /// The launch argument of dispatch and combine.
+    // fields: the layout of the kernel's parameter.
     #[derive(Clone, Copy, Debug)]
     pub(super) struct Arguments as Moe in "moe" {
         pub(super) version: u64,

@@ -93,8 +93,8 @@ pub(super) struct Executor {
 }
 
 impl Executor {
-    /// `kernels` are those that [`load`] has loaded, `mapped` the windows of all ranks, `blocks` the
-    /// thread blocks of a launch, the same on all ranks.
+    /// `kernels` are those that [`load`] has loaded, `mapped` the windows of all ranks, `blocks`
+    /// the thread blocks of a launch, the same on all ranks.
     pub(super) fn new(
         (kernels, peers): (Vec<Kernel>, &Peers),
         options: &MoeOptions,

@@ -14,8 +14,8 @@ const KINDS: usize = 2;
 const TABLES: usize = 3;
 
 /// Offsets in the memory that peers write, the same on all ranks: the rows of
-/// [`ReceivedRows`](crate::moe::ReceivedRows), the outputs of the rank's own pairs in send order, and
-/// words that are initially zero.
+/// [`ReceivedRows`](crate::moe::ReceivedRows), the outputs of the rank's own pairs in send order,
+/// and words that are initially zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Window {
     pub(super) rows: usize,

@@ -1,13 +1,14 @@
-//! Dispatch and combine of [expert parallelism](crate::moe) between GPUs, by kernels that store rows
-//! in the memory of their receivers.
+//! Dispatch and combine of [expert parallelism](crate::moe) between GPUs, by kernels that store
+//! rows in the memory of their receivers.
 //!
-//! A [`GpuExpertParallel`] has memory for one dispatch, which all ranks map. Each operation has a part
-//! that sends and returns, and one that receives; between the two, no thread of a GPU waits. The host
-//! has no part in either: the numbers of operations are in device memory, so that all of them can be
-//! captured in a graph and launched again.
+//! A [`GpuExpertParallel`] has memory for one dispatch, which all ranks map. Each operation has a
+//! part that sends and returns, and one that receives; between the two, no thread of a GPU waits.
+//! The host has no part in either: the numbers of operations are in device memory, so that all of
+//! them can be captured in a graph and launched again.
 //!
-//! The kernels are in `gpudirect/cuda/kernels/moe.cu`, which has the protocol; [`arguments`] describes
-//! their parameter, [`memory`] the memory, [`report`] how an impossible routing is reported.
+//! The kernels are in `gpudirect/cuda/kernels/moe.cu`, which has the protocol; [`arguments`]
+//! describes their parameter, [`memory`] the memory, [`report`] how an impossible routing is
+//! reported.
 
 mod arguments;
 mod executor;
@@ -54,6 +55,8 @@ pub struct GpuExpertParallel<'c> {
     peers: Arc<Peers>,
     executor: Executor,
     options: MoeOptions,
+    /// For the table of counts: an allocation may wait for work that waits for this rank.
+    counts: HostMemory,
     /// Whether a part that sends has been enqueued, and the one that receives has not.
     is_sending: bool,
 }
@@ -85,15 +88,15 @@ pub struct GpuCombining<'l, 'c> {
 }
 
 impl GpuCommunicator {
-    /// Makes a layer's memory, and maps that of the other ranks. Collective, with the same options on
-    /// all ranks, while no work of the GPUs waits for another rank.
+    /// Makes a layer's memory, and maps that of the other ranks. Collective, with the same options
+    /// on all ranks, while no work of the GPUs waits for another rank.
     ///
     /// A rank has memory for [`MoeOptions::rows`], and for the outputs of its own pairs.
     ///
     /// # Errors
     /// [`GpuError::Refused`] where the GPUs do not reach each other's memory, ranks are
-    /// [time-sliced](Self::is_time_sliced), or there are more than 1024 experts, or 8192 times ranks;
-    /// [`GpuError::Moe`] for options that are invalid, or not the same on all ranks.
+    /// [time-sliced](Self::is_time_sliced), or there are more than 1024 experts, or 8192 times
+    /// ranks; [`GpuError::Moe`] for options that are invalid, or not the same on all ranks.
     pub fn expert_parallel(&self, options: MoeOptions) -> Result<GpuExpertParallel<'_>, GpuError> {
         let refused = |reason| GpuError::Refused {
             what: "expert parallelism on GPUs",
@@ -110,11 +113,12 @@ impl GpuCommunicator {
         let (peers, kernels) = self.waiting_kernels().map_err(refused)?;
         let own = executor::load(kernels, options.payload).and_then(|kernels| {
             let window = Window::new(&options).alloc(self.context())?;
-            Ok((kernels, window, Own::new(&options.shape).alloc(self.context())?))
+            let counts = HostMemory::alloc(self.context(), experts as usize * 4)?;
+            Ok((kernels, window, Own::new(&options.shape).alloc(self.context())?, counts))
         });
         // The others would wait for this rank until the deadline.
         let own = own.inspect_err(|error| self.abort(&format!("it cannot make a layer of experts: {error}")));
-        let (kernels, window, memory) = own?;
+        let (kernels, window, memory, counts) = own?;
         let mapped = self.map(peers, &window)?.map_err(refused)?;
         let blocks = self.blocks(THREADS, BLOCKS).min(MAX_BLOCKS);
         Ok(GpuExpertParallel {
@@ -122,6 +126,7 @@ impl GpuCommunicator {
             peers: Arc::clone(peers),
             executor: Executor::new((kernels, peers), &options, (mapped, memory), blocks),
             options,
+            counts,
             is_sending: false,
         })
     }
@@ -135,15 +140,15 @@ impl<'c> GpuExpertParallel<'c> {
     }
 
     /// Enqueues the sending part of a dispatch of so many tokens on `stream`: `input` has their
-    /// elements as bf16, aligned to 16 bytes. What an earlier dispatch has received is undefined from
-    /// now on, on all ranks.
+    /// elements as bf16, aligned to 16 bytes. What an earlier dispatch has received is undefined
+    /// from now on, on all ranks.
     ///
     /// `input` may be changed once the stream has come here; the routing is read until the combine
     /// is done.
     ///
     /// # Errors
-    /// [`GpuError::Experts`] for more tokens than the shape has, memory that is too short or not aligned,
-    /// and when an earlier operation has not received; an earlier failure, as
+    /// [`GpuError::Experts`] for more tokens than the shape has, memory that is too short or not
+    /// aligned, and when an earlier operation has not received; an earlier failure, as
     /// [`GpuCommunicator::check`]; the driver's.
     #[doc(alias("low_latency_dispatch", "return_recv_hook"))]
     pub fn dispatch_send<'l>(
@@ -276,7 +281,7 @@ impl<'l, 'c> GpuReceived<'l, 'c> {
     /// An earlier failure, as [`GpuCommunicator::check`]; the driver's.
     pub fn received_rows(&self, stream: &Stream) -> Result<ReceivedRows, GpuError> {
         let (counts, _) = self.tables()?;
-        let host = HostMemory::alloc(stream.context(), counts.len())?;
+        let host = &self.layer.counts;
         stream.copy(host.all(), counts)?;
         let end = Event::new(stream.context())?;
         stream.record(&end)?;
@@ -290,8 +295,9 @@ impl<'l, 'c> GpuReceived<'l, 'c> {
         Ok(ReceivedRows::new(&layer.options.shape, layer.options.mode, &counts))
     }
 
-    /// Enqueues the sending part of combine on `stream`: `outputs` has a token of bf16 for each row,
-    /// in the same places, aligned to 16 bytes. It may be [`rows`](Self::rows), if they are of bf16.
+    /// Enqueues the sending part of combine on `stream`: `outputs` has a token of bf16 for each
+    /// row, in the same places, aligned to 16 bytes. It may be [`rows`](Self::rows), if they are of
+    /// bf16.
     ///
     /// # Errors
     /// [`GpuError::Experts`] for memory that is not aligned; as [`GpuCommunicator::enqueue`]. Fewer
@@ -313,8 +319,8 @@ impl<'l, 'c> GpuReceived<'l, 'c> {
 }
 
 impl GpuCombining<'_, '_> {
-    /// Enqueues the receiving part on `stream`: `output` gets the combined tokens as bf16, aligned to
-    /// 16 bytes.
+    /// Enqueues the receiving part on `stream`: `output` gets the combined tokens as bf16, aligned
+    /// to 16 bytes.
     ///
     /// # Errors
     /// [`GpuError::Experts`] for memory that is too short or not aligned; as

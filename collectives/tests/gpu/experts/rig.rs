@@ -80,6 +80,10 @@ pub(crate) struct OnGpu {
     indices: DeviceMemory,
     weights: DeviceMemory,
     pub(crate) output: DeviceMemory,
+    /// For the outputs of the local experts.
+    outputs: DeviceMemory,
+    /// For all copies: an allocation waits for work of the device, which may wait for this rank.
+    host: HostMemory,
     index: DataType,
     pub(crate) tokens: usize,
 }
@@ -90,8 +94,11 @@ impl OnGpu {
             shape.max_tokens() as usize * shape.hidden() as usize * 2,
             shape.max_pairs(),
         );
+        let rows = shape.ranks() as usize * shape.max_pairs_for_rank() * shape.hidden() as usize * 2;
         let alloc = |bytes| DeviceMemory::alloc(context, bytes).unwrap();
         Self {
+            outputs: alloc(rows),
+            host: HostMemory::alloc(context, rows.max(tokens).max(pairs * 8)).unwrap(),
             input: alloc(tokens),
             indices: alloc(pairs * index.bytes()),
             weights: alloc(pairs * 4),
@@ -103,15 +110,25 @@ impl OnGpu {
 
     pub(crate) fn set(&mut self, stream: &Stream, batch: &Batch, shape: &Shape) {
         self.tokens = batch.tokens.len() / shape.hidden() as usize;
-        copy_in(stream, self.input.all(), as_bytes(&batch.tokens));
-        copy_in(stream, self.weights.all(), as_bytes(&batch.weights));
+        copy_in(stream, &self.host, self.input.all(), as_bytes(&batch.tokens));
+        copy_in(stream, &self.host, self.weights.all(), as_bytes(&batch.weights));
         match self.index {
-            DataType::I64 => copy_in(stream, self.indices.all(), as_bytes(&batch.indices)),
+            DataType::I64 => copy_in(stream, &self.host, self.indices.all(), as_bytes(&batch.indices)),
             _ => {
                 let narrow: Vec<i32> = batch.indices.iter().map(|index| *index as i32).collect();
-                copy_in(stream, self.indices.all(), as_bytes(&narrow));
+                copy_in(stream, &self.host, self.indices.all(), as_bytes(&narrow));
             }
         }
+    }
+
+    pub(crate) fn read(&self, stream: &Stream, from: Span<'_>) -> Vec<u8> {
+        if !from.is_empty() {
+            stream.copy(self.host.span(..from.len()).unwrap(), from).unwrap();
+        }
+        stream.synchronize().unwrap();
+        let mut bytes = vec![0; from.len()];
+        self.host.copy_out(0, &mut bytes).unwrap();
+        bytes
     }
 
     pub(crate) fn routing(&self) -> GpuRouting<'_> {
@@ -123,25 +140,15 @@ impl OnGpu {
     }
 }
 
-pub(crate) fn copy_in(stream: &Stream, into: Span<'_>, bytes: &[u8]) {
+pub(crate) fn copy_in(stream: &Stream, host: &HostMemory, into: Span<'_>, bytes: &[u8]) {
     if bytes.is_empty() {
         return;
     }
-    let host = HostMemory::alloc(stream.context(), bytes.len()).unwrap();
     host.copy_in(0, bytes).unwrap();
-    stream.copy(into.span(..bytes.len()).unwrap(), host.all()).unwrap();
+    stream
+        .copy(into.span(..bytes.len()).unwrap(), host.span(..bytes.len()).unwrap())
+        .unwrap();
     stream.synchronize().unwrap();
-}
-
-pub(crate) fn copy_out(stream: &Stream, from: Span<'_>) -> Vec<u8> {
-    let host = HostMemory::alloc(stream.context(), from.len().max(1)).unwrap();
-    if !from.is_empty() {
-        stream.copy(host.span(..from.len()).unwrap(), from).unwrap();
-    }
-    stream.synchronize().unwrap();
-    let mut bytes = vec![0; from.len()];
-    host.copy_out(0, &mut bytes).unwrap();
-    bytes
 }
 
 /// What an expert makes of a row: it depends on both.
@@ -220,24 +227,20 @@ pub(crate) fn once(
     let batches = Batch::all(&shape, seed);
     let batch = &batches[rank.index()];
     gpu.set(stream, batch, &shape);
-    let outputs = DeviceMemory::alloc(
-        stream.context(),
-        shape.ranks() as usize * shape.max_pairs_for_rank() * shape.hidden() as usize * 2,
-    )
-    .unwrap();
     let dispatch = layer
         .dispatch_send(gpu.input.all(), gpu.tokens, gpu.routing(), stream)
         .unwrap();
     let received = dispatch.receive(stream).unwrap();
     let found = Received {
         rows: received.received_rows(stream).unwrap(),
-        bytes: copy_out(stream, received.rows().unwrap()),
+        bytes: gpu.read(stream, received.rows().unwrap()),
     };
-    copy_in(stream, outputs.all(), &compute(&shape, how, rank, &batches, &found));
-    let combine = received.combine_send(outputs.all(), stream).unwrap();
+    let outputs = compute(&shape, how, rank, &batches, &found);
+    copy_in(stream, &gpu.host, gpu.outputs.all(), &outputs);
+    let combine = received.combine_send(gpu.outputs.all(), stream).unwrap();
     combine.receive(gpu.output.all(), stream).unwrap();
     let mut combined = vec![bf16::ZERO; batch.tokens.len()];
-    let bytes = copy_out(stream, gpu.output.span(..batch.tokens.len() * 2).unwrap());
+    let bytes = gpu.read(stream, gpu.output.span(..batch.tokens.len() * 2).unwrap());
     as_bytes_mut(&mut combined).copy_from_slice(&bytes);
     assert!(
         combined == wanted(&shape, how.1, batch),
