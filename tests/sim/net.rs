@@ -134,6 +134,9 @@ pub(crate) enum Step {
     Idle,
 }
 
+/// Whether a packet of a node is lost.
+type Loss = Box<dyn FnMut(usize, &[u8]) -> bool>;
+
 pub(crate) struct Network {
     pub(crate) now: Instant,
     pub(crate) nodes: Vec<Node>,
@@ -141,8 +144,8 @@ pub(crate) struct Network {
     pub(crate) trace: Trace,
     /// Every packet sent and its node, when captured.
     pub(crate) capture: Option<Vec<(usize, Vec<u8>)>>,
-    /// Whether a packet of a node is lost, besides those that the link's faults lose.
-    pub(crate) lose: Option<Box<dyn FnMut(usize, &[u8]) -> bool>>,
+    /// Losses besides those of the link's faults.
+    pub(crate) lose: Option<Loss>,
     link: LinkConfig,
     events: BinaryHeap<Reverse<Scheduled>>,
     order: u64,

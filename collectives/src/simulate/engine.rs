@@ -280,8 +280,8 @@ impl<'a> Simulation<'a> {
         (compute.gamma(bytes, whole) * 1e3, compute.copy(bytes, whole) * 1e3)
     }
 
-    /// ps of a thread's reduction of these sources into so many bytes. What another processor has written
-    /// into this rank's memory costs more to read; reads of several such sources overlap.
+    /// ps of a thread's reduction of these sources into so many bytes. What another processor has
+    /// written into this rank's memory costs more to read; reads of several such sources overlap.
     fn reduction(&self, id: usize, sources: &[Span], least: f64) -> f64 {
         let Thread { rank, sends, .. } = self.threads[id];
         let prices = self.prices(rank, rank);

@@ -27,6 +27,7 @@ pub struct Hops {
 }
 
 /// Measurements of one protocol.
+// fields: one per measured pattern.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Messages {
     /// An operation of one hop of negligible length, ns.
