@@ -7,6 +7,7 @@ mod peer_port;
 pub(crate) mod receive_queue;
 mod requester;
 mod responder;
+mod selective;
 mod send_queue;
 mod sges;
 mod transitions;
@@ -28,7 +29,7 @@ use crate::qp::peer_port::{PeerPort, Progress};
 use crate::qp::requester::Requester;
 use crate::qp::responder::{FatalNak, Responder};
 use crate::srq::SharedQueue;
-use crate::wire::{Bth, Nak, Opcode, SelectiveEth, Transport};
+use crate::wire::{Bth, Nak, Opcode, Transport};
 use crate::work::{PostError, ReceiveRequest, SendRequest, SrqId, Status};
 use crate::{AsyncEvent, Datagram, EndpointConfig, Instant, LinkCapabilities, Mtu, Psn, Qpn};
 
@@ -49,7 +50,7 @@ struct Connection {
     peer_port: PeerPort,
     /// On the lossless link, a longer payload is passed by reference.
     inline_limit: usize,
-    /// The requester offers selective repeat, and takes selective ACKs: the peer's end is a socket's.
+    /// The requester offers selective repeat, and takes selective ACKs.
     selective: bool,
 }
 
@@ -194,26 +195,6 @@ impl QueuePair {
 
     pub(crate) const fn peer_port(&self) -> PeerPort {
         self.connection.peer_port
-    }
-
-    /// An adapter or rxe sends from other ports than a socket's: it is offered nothing that is not in
-    /// the standard.
-    pub(crate) fn pin_peer_port(&mut self, port: u16) {
-        self.connection.peer_port = PeerPort::pinned(port);
-        self.connection.selective = self.selective_repeat && self.connection.peer_port.is_socket();
-        self.limit_window();
-    }
-
-    /// With selective repeat no more is in flight than a responder keeps: what it drops beyond that
-    /// would wait for a probe.
-    fn limit_window(&mut self) {
-        if self.connection.selective {
-            self.requester.limit_window(SelectiveEth::PACKETS as u64);
-        }
-    }
-
-    pub(crate) fn discard_kept(&mut self, out: &mut Outbox) {
-        self.responder.disable_selective_repeat(out);
     }
 
     pub(crate) fn progress(&self) -> Progress {

@@ -13,8 +13,8 @@
 //! Go-back-N retransmission is `next = una`; the progress of a READ follows from `una` alone.
 //!
 //! [`transmit`] writes packets and sets AckReq, [`fast_path`] the most frequent ones; [`response`]
-//! handles responses, [`selective`] those that tell what arrived after a gap, [`probe`] their absence;
-//! [`unreliable`] sends for UC and UD; [`local`] executes local operations.
+//! handles responses, [`selective`] those that report what arrived after a gap, [`probe`] their
+//! absence; [`unreliable`] sends for UC and UD; [`local`] executes local operations.
 
 mod fast_path;
 mod local;
