@@ -14,7 +14,7 @@ use crate::net::{Idents, LinkConfig, Network, Step};
 use crate::pair::{PD, PairConfig, connect};
 use crate::trace::Trace;
 
-/// 4.3 s, as NCCL asks for.
+/// 4.3 s, as NCCL sets.
 const TIMEOUT: u8 = 20;
 const ACK_TIMEOUT: Duration = Duration::from_nanos(4096 << TIMEOUT);
 

@@ -139,7 +139,7 @@ impl MessageCost {
         if self.is_copied(bytes) { 0.0 } else { self.confirm_ns }
     }
 
-    /// ns per byte that reducing adds to β, at a rank that also sends or only receives; `None` where
+    /// ns per byte that reducing adds to β, at a rank that also sends, or only receives; `None` if
     /// only γ is known.
     #[must_use]
     pub fn reducing(&self, bytes: f64, whole: f64, sends: bool) -> Option<f64> {

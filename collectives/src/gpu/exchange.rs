@@ -1,6 +1,6 @@
 //! The executor of messages between pairs of ranks: one launch of a kernel, in which blocks of
-//! their own serve each peer and direction, as many as there are for the group. `gpudirect/cuda/kernels/exchange.cu` has the protocol;
-//! it uses the area [`Areas::exchange`].
+//! their own serve each peer and direction, as many as there are for the group.
+//! `gpudirect/cuda/kernels/exchange.cu` has the protocol; it uses the area [`Areas::exchange`].
 //!
 //! It executes no plan: the programs of [`lower`](super::lower) have the same slices on all ranks,
 //! so all ranks would have to know all lengths. Here a rank knows its own messages only.

@@ -14,6 +14,7 @@ use crate::links::udp::fault::FaultConfig;
 /// The configuration of a soft device.
 // fields: one per independent setting of a device
 #[derive(Clone, Debug)]
+// fields: one per independent setting
 pub struct DeviceConfig {
     /// Its name, such as `soft0`.
     pub name: String,

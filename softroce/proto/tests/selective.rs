@@ -69,7 +69,7 @@ fn resent_packets_that_are_lost_again_cost_no_timeout() {
     pair.run_with(lose(&[3, 3, 7, 7]));
     let counters = pair.counters(0);
     assert_eq!(counters.timeouts, 0);
-    // The answer to the first may leave more: then the second asks at once.
+    // The answer to the first may leave more: then the second follows at once.
     assert!((1..=2).contains(&counters.tail_loss_probes));
     assert_eq!(pair.bytes(1, remote), pattern(256 * 20, 1));
 }
@@ -145,7 +145,7 @@ fn others_get_what_the_standard_has() {
         assert!(pair.counters(1).sequence_naks_sent > 0, "{setup:?}");
         let offered = pair.log.iter().filter(|sent| is_selective(sent));
         for sent in offered {
-            // Only to a socket's port, only by one that has it on, and only as bits that others ignore.
+            // Only to a socket's port, by one that has it on, and only as bits that others ignore.
             assert!(
                 setup.selective_repeat[sent.from] && setup.ports[1 - sent.from] < 0xc000,
                 "{setup:?}"

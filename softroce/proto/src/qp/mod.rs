@@ -8,6 +8,7 @@ mod peer_port;
 pub(crate) mod receive_queue;
 mod requester;
 mod responder;
+mod selective;
 mod send_queue;
 mod sges;
 mod transitions;
@@ -49,7 +50,7 @@ struct Connection {
     peer_port: PeerPort,
     /// On the lossless link, a longer payload is passed by reference.
     inline_limit: usize,
-    /// The requester offers selective repeat, and takes selective ACKs: the peer's end is a socket's.
+    /// The requester offers selective repeat, and takes selective ACKs.
     selective: bool,
 }
 
@@ -200,10 +201,6 @@ impl QueuePair {
 
     pub(crate) const fn peer_port(&self) -> PeerPort {
         self.connection.peer_port
-    }
-
-    pub(crate) fn discard_kept(&mut self, out: &mut Outbox) {
-        self.responder.disable_selective_repeat(out);
     }
 
     pub(crate) fn progress(&self) -> Progress {

@@ -4,8 +4,6 @@
 //! rxe choose a port of at least 49152 by flow label, for entropy, and may change it.
 
 use crate::Psn;
-use crate::qp::QueuePair;
-use crate::wire::SelectiveEth;
 
 /// The first of the source ports that adapters and rxe choose for entropy.
 pub const FIRST_ENTROPY_PORT: u16 = 0xc000;
@@ -32,32 +30,6 @@ impl PeerPort {
     pub(crate) fn admits(self, port: u16) -> bool {
         self.0
             .is_none_or(|pinned| port == pinned || pinned >= FIRST_ENTROPY_PORT && port >= FIRST_ENTROPY_PORT)
-    }
-}
-
-impl QueuePair {
-    /// An adapter or rxe sends from other ports than a socket's: it is offered nothing that is not
-    /// in the standard.
-    pub(crate) fn pin_peer_port(&mut self, port: u16) {
-        self.connection.peer_port = PeerPort::pinned(port);
-        self.connection.selective = self.selective_repeat && self.connection.peer_port.is_socket();
-        self.limit_to_selective();
-    }
-
-    pub(super) fn limit_to_selective(&mut self) {
-        if self.connection.selective {
-            self.requester.shrink_window(self.max_window().into());
-        }
-    }
-
-    /// With selective repeat no more is in flight than a responder keeps: what it drops beyond that
-    /// would wait for a probe.
-    pub(super) fn max_window(&self) -> u32 {
-        if self.connection.selective {
-            self.window.min(SelectiveEth::PACKETS as u32)
-        } else {
-            self.window
-        }
     }
 }
 

@@ -141,8 +141,8 @@ impl Layout {
 
 macro_rules! opcodes {
     ($($name:ident = $code:literal: $transport:ident $operation:ident $position:ident, $layout:ident, $payload:literal;)*) => {
-        /// An opcode of the services RC, UC, UD and XRC (IBTA vol 1, table 38 and annex A19), or the
-        /// one of ours, in the range 0xc0 to 0xff of manufacturers.
+        /// An opcode of the services RC, UC, UD and XRC (IBTA vol 1, table 38 and annex A19), or
+        /// the one of ours, in the range 0xc0 to 0xff of manufacturers.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[repr(u8)]
         pub enum Opcode {

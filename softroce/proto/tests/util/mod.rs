@@ -13,7 +13,7 @@ use std::time::Duration;
 use doorbell_roce_proto::congestion::CongestionConfig;
 use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::memory::{PdId, Sge};
-use doorbell_roce_proto::qp::{LinkId, Path, QpInit, RemoteAccess, State};
+use doorbell_roce_proto::qp::{LinkId, Path, QpInit, RemoteAccess};
 use doorbell_roce_proto::wire::{
     self, Bth, Cnp, Extension, MAX_HEADER_LEN, Opcode, Packet, Syndrome, Transport, packet_len,
 };
@@ -22,14 +22,14 @@ use doorbell_roce_proto::work::{
     XrcDomain,
 };
 use doorbell_roce_proto::{
-    AsyncEvent, Counters, Datagram, Endpoint, EndpointConfig, Ident, Instant, LKey, LinkCapabilities, LinkPacket, Mtu,
-    Psn, Qpn, SrqInit, Transmit,
+    AsyncEvent, Counters, Datagram, Endpoint, EndpointConfig, Ident, Instant, LinkCapabilities, LinkPacket, Mtu, Psn,
+    Qpn, SrqInit, Transmit,
 };
 
 use memory::{EVERYWHERE, Regions, Rights};
 #[allow(unused_imports, reason = "each test binary uses its part of them")]
 pub(crate) use requests::{
-    atomic_on, atomic_write_to, flush_of, pattern, read_from, request, send, write_operation, write_to,
+    atomic_on, atomic_write_to, fail_sending, flush_of, pattern, read_from, request, send, write_operation, write_to,
 };
 
 pub(crate) const PD: PdId = PdId(7);
@@ -580,25 +580,6 @@ pub(crate) fn with_regions(setup: Setup, len: usize) -> (Pair, Sge, Sge) {
     let local = pair.region(0, pattern(len, 1));
     let remote = pair.region(1, pattern(len, 2));
     (pair, local, remote)
-}
-
-pub(crate) fn fail_sending(pair: &mut Pair) {
-    let nowhere = Sge {
-        addr: 0,
-        len: 8,
-        lkey: LKey(0),
-    };
-    let to = pair.destination(0);
-    match pair.setup.transport {
-        Transport::Ud => pair.post_datagram(0, &send(77, &[nowhere]), &to),
-        _ => pair.post(0, &send(77, &[nowhere])),
-    }
-    assert!(pair.transmit_one(0).is_none());
-    assert_eq!(
-        pair.nodes[0].completions.pop().unwrap().1.status,
-        Status::LocalProtection
-    );
-    assert_eq!(pair.state(0), State::Sqe);
 }
 
 pub(crate) fn drop_all(_: usize, _: &Sent) -> Fate {

@@ -1,9 +1,12 @@
 //! Work requests and payloads of the tests.
 
+use doorbell_roce_proto::LKey;
 use doorbell_roce_proto::memory::{AtomicOp, Flush, Placement, Sge};
-use doorbell_roce_proto::work::{Operation, Payload, SendRequest};
+use doorbell_roce_proto::qp::State;
+use doorbell_roce_proto::wire::Transport;
+use doorbell_roce_proto::work::{Operation, Payload, SendRequest, Status};
 
-use super::memory;
+use super::{Pair, memory};
 
 pub(crate) fn request<'a>(wr_id: u64, operation: Operation, sges: &'a [Sge]) -> SendRequest<'a> {
     SendRequest {
@@ -81,4 +84,23 @@ pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
         (state >> 56) as u8
     };
     (0..len).map(byte).collect()
+}
+
+pub(crate) fn fail_sending(pair: &mut Pair) {
+    let nowhere = Sge {
+        addr: 0,
+        len: 8,
+        lkey: LKey(0),
+    };
+    let to = pair.destination(0);
+    match pair.setup.transport {
+        Transport::Ud => pair.post_datagram(0, &send(77, &[nowhere]), &to),
+        _ => pair.post(0, &send(77, &[nowhere])),
+    }
+    assert!(pair.transmit_one(0).is_none());
+    assert_eq!(
+        pair.nodes[0].completions.pop().unwrap().1.status,
+        Status::LocalProtection
+    );
+    assert_eq!(pair.state(0), State::Sqe);
 }

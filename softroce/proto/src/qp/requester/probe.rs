@@ -39,7 +39,7 @@ pub(super) struct Probe {
     round_trip: Option<RoundTrip>,
     /// The packet number that acknowledges the timed packet, and when that was sent.
     sample: Option<(u64, Instant)>,
-    /// Doublings of the timeout: probes since there was progress without any. Progress after a probe
+    /// Doublings of the timeout: probes since there was progress without any. Progress after one
     /// may be the late response to the first transmission (Karn's algorithm, RFC 6298, section 3).
     backoff: u32,
     last_sent: Instant,
@@ -137,7 +137,7 @@ impl Probe {
         self.deadline = (self.enabled && timeout < ack_timeout).then(|| now + timeout);
     }
 
-    /// Nothing is in flight, or the responder has asked to wait.
+    /// Nothing is in flight, or the responder has sent an RNR NAK.
     pub(super) fn disarm(&mut self) {
         self.deadline = None;
         self.step = Step::None;
@@ -187,8 +187,8 @@ impl Probe {
         probed
     }
 
-    /// A probe was answered, and packets are left: the responder may have sent its NAK, and wait for
-    /// the packet that is the oldest now. Asks once more, without waiting.
+    /// A probe was answered, and packets are left: the responder may have sent its NAK, and wait
+    /// for the packet that is the oldest now. One more probe follows at once.
     pub(super) fn repeat(&mut self) {
         if !mem::replace(&mut self.repeated, true) {
             self.step = Step::Oldest;
@@ -265,8 +265,8 @@ impl Requester {
         Ok(None)
     }
 
-    /// The request and number of the next packet of a probe. The newest would be a second request of
-    /// data, if it is a READ or atomic: the answer to the oldest then serves alone.
+    /// The request and number of the next packet of a probe. The newest would be a second request
+    /// of data, if it is a READ or atomic: the answer to the oldest then serves alone.
     fn next_of_probe(&mut self) -> Option<(u64, u64)> {
         if self.next < self.max || self.una == self.max {
             self.probe.step = Step::None;
@@ -314,8 +314,8 @@ mod tests {
             probe.sent(at(round * 10_000), Some(round + 1));
             probe.progress(at(round * 10_000 + 1000), round + 1);
         }
-        let settled = probe.timeout();
-        assert!((1000..1100).contains(&settled.as_micros()), "{settled:?}");
+        let after = probe.timeout();
+        assert!((1000..1100).contains(&after.as_micros()), "{after:?}");
         assert_eq!(measured(1).timeout(), MIN_TIMEOUT);
     }
 

@@ -1,5 +1,5 @@
-//! Selective repeat at the requester (decision 111): a selective ACK tells which packets after the
-//! expected one have arrived; those between that have not are resent, and no others.
+//! Selective repeat at the requester (decision 111): a selective ACK reports which packets after
+//! the expected one have arrived; those between that have not are resent, and no others.
 
 use std::collections::VecDeque;
 
@@ -25,7 +25,7 @@ impl Holes {
         self.missing.is_empty()
     }
 
-    /// All will be resent, or asked about again.
+    /// All will be resent, or a probe queries them.
     pub(super) fn clear(&mut self) {
         self.missing.clear();
         self.resent_to = 0;

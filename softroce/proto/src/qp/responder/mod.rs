@@ -1,8 +1,8 @@
 //! The responder: executes requests in PSN order, each once (IBTA vol 1, 9.7.3 to 9.7.5).
 //!
 //! [`request`] classifies a packet by its PSN and executes it; [`replies`] queues ACKs, NAKs, RNR
-//! NAKs and READ responses; [`transmit`] writes them; [`kept`] has packets that arrived after a gap;
-//! [`unreliable`] serves UC and UD.
+//! NAKs and READ responses; [`transmit`] writes them; [`kept`] has packets that arrived after a
+//! gap; [`unreliable`] serves UC and UD.
 
 mod kept;
 mod replies;
@@ -24,6 +24,7 @@ use crate::work::{Completion, CompletionOpcode, CqId, IpVersion, PostError, Rece
 use crate::{Psn, Qpn, RKey};
 
 #[derive(Debug)]
+// fields: grouped by blank lines: queue, limits, and the state of the next request
 pub(crate) struct Responder {
     /// Its own receive queue, or the one receive that it holds of the shared receive queue.
     queue: ReceiveQueue,
