@@ -1,10 +1,10 @@
 //! Congestion control: the rate at which a queue pair sends over UDP (IBTA annex A17.9).
 //!
 //! The notification point (NP) is the receiver: for a packet that a switch marked (CE), it returns
-//! a CNP. The reaction point (RP) is the sender: [`Congestion`] of a queue pair hands CNPs, RTTs
+//! a CNP. The reaction point (RP) is the sender: `Congestion` of a queue pair hands CNPs, RTTs
 //! and losses to its [`Controller`], and paces packets by the rate that it returns.
 //!
-//! A lossless link has neither. Without an algorithm a queue pair has no [`Congestion`], and a
+//! A lossless link has neither. Without an algorithm a queue pair has no `Congestion`, and a
 //! packet costs one test where it is sent and one where it is received (decision 109).
 
 mod dcqcn;
