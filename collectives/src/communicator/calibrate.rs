@@ -25,7 +25,7 @@ use crate::types::{DataType, Protocol, Rank, ReduceOp};
 
 const SHORT_BYTES: u64 = 8;
 /// Maximum bytes of a message of Simple; longer marks consist of several.
-const SIMPLE_MESSAGE_BYTES: u64 = 128 << 10;
+const SIMPLE_MESSAGE_BYTES: u64 = 256 << 10;
 const MAX_LINE_MARK: u64 = 32 << 10;
 /// The longest mark where ranks outnumber processors.
 const OVERSUBSCRIBED_MAX_MARK: u64 = 512 << 10;

@@ -15,7 +15,7 @@ const CHANNELS: [u32; 4] = [1, 2, 4, 8];
 const SLICES: [u64; 6] = [32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
 /// Longest slice where processors move the bytes: as long as the messages by which costs are
 /// measured. Longer ones take up to twice as long as predicted.
-const MAX_MOVED_SLICE: u64 = 128 << 10;
+const MAX_MOVED_SLICE: u64 = 256 << 10;
 const MAX_SIMULATED: usize = 40;
 /// Simulated candidates per algorithm and protocol; maximum ratio of formula times to the best.
 const MAX_PER_VARIANT: usize = 10;
