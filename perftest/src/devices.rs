@@ -322,17 +322,20 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_device_that_does_not_open_is_listed_with_the_reason() {
-        let entry = entry("x0".into(), LinkKind::Hardware, Err("no node under\n/dev".into()));
-        assert!(!entry.active && entry.state == "no node under /dev", "{}", entry.state);
-        let listing = Listing {
+    fn listing(entry: Entry) -> Listing {
+        Listing {
             tool: "doorbell",
             version: "0",
             devices: vec![entry],
             notes: Vec::new(),
-        };
-        let text = text(&listing, true, false);
+        }
+    }
+
+    #[test]
+    fn a_device_that_does_not_open_is_listed_with_the_reason() {
+        let entry = entry("x0".into(), LinkKind::Hardware, Err("no node under\n/dev".into()));
+        assert!(!entry.active && entry.state == "no node under /dev", "{}", entry.state);
+        let text = text(&listing(entry), true, false);
         assert_eq!(text.lines().count(), 2, "{text}");
     }
 
@@ -354,13 +357,7 @@ mod tests {
         assert_eq!(counters(root.path(), "mlx5_0"), expected);
         let mut entry = entry("mlx5_0".into(), LinkKind::Hardware, Err("down".into()));
         entry.counters = expected;
-        let listing = Listing {
-            tool: "doorbell",
-            version: "0",
-            devices: vec![entry],
-            notes: Vec::new(),
-        };
-        let text = text(&listing, true, false);
+        let text = text(&listing(entry), true, false);
         assert!(text.ends_with("counters: np_cnp_sent 7, out_of_sequence 0"), "{text}");
     }
 

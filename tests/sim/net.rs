@@ -1,11 +1,11 @@
 //! The network: nodes with an [`Endpoint`] each, links with bandwidth, latency and faults, and one
 //! queue of events on a virtual clock. Everything is a function of the seeds.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use doorbell_fabric::events::EventQueue;
 use doorbell_roce_proto::congestion::ecn;
 use doorbell_roce_proto::icrc::Flow;
 use doorbell_roce_proto::wire::UDP_PORT;
@@ -99,33 +99,6 @@ enum Event {
     },
 }
 
-struct Scheduled {
-    at: Instant,
-    /// Keeps simultaneous events in scheduling order.
-    order: u64,
-    event: Event,
-}
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        self.order == other.order
-    }
-}
-
-impl Eq for Scheduled {}
-
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Scheduled {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.order).cmp(&(other.at, other.order))
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Node(usize),
@@ -147,8 +120,7 @@ pub(crate) struct Network {
     /// Losses besides those of the link's faults.
     pub(crate) lose: Option<Loss>,
     link: LinkConfig,
-    events: BinaryHeap<Reverse<Scheduled>>,
-    order: u64,
+    events: EventQueue<Event>,
     timeouts: u32,
     buf: Vec<u8>,
 }
@@ -163,8 +135,7 @@ impl Network {
             capture: None,
             lose: None,
             link,
-            events: BinaryHeap::new(),
-            order: 0,
+            events: EventQueue::default(),
             timeouts: 0,
             buf: vec![0; 4096 + 128],
         }
@@ -201,16 +172,7 @@ impl Network {
     }
 
     pub(crate) fn wake_at(&mut self, at: Instant, token: usize) {
-        self.schedule(at, Event::Wake { token });
-    }
-
-    fn schedule(&mut self, at: Instant, event: Event) {
-        self.order += 1;
-        self.events.push(Reverse(Scheduled {
-            at,
-            order: self.order,
-            event,
-        }));
+        self.events.schedule(at, Event::Wake { token });
     }
 
     /// Processes the next event, at its time; fails when a rule of the wire is violated, or an
@@ -222,7 +184,7 @@ impl Network {
             .enumerate()
             .filter_map(|(node, n)| n.endpoint.poll_timeout().map(|at| (at, node)))
             .min();
-        let event = self.events.peek().map(|Reverse(next)| next.at);
+        let event = self.events.next_at();
         match (timeout, event) {
             (None, None) => Ok(Step::Idle),
             (Some((at, node)), event) if event.is_none_or(|event| at <= event) => self.time_out(at, node),
@@ -243,7 +205,7 @@ impl Network {
     }
 
     fn happen(&mut self) -> Result<Step, String> {
-        let Some(Reverse(Scheduled { at, event, .. })) = self.events.pop() else {
+        let Some((at, event)) = self.events.pop() else {
             return Ok(Step::Idle);
         };
         if at > self.now {
@@ -283,7 +245,7 @@ impl Network {
             waiting.push(packet);
         }
         if first {
-            self.schedule(self.now + socket.sleep, Event::Empty { node });
+            self.events.schedule(self.now + socket.sleep, Event::Empty { node });
         }
     }
 
@@ -331,7 +293,7 @@ impl Network {
         if node.free_at.since(self.now) > self.link.backlog {
             node.blocked = true;
             let at = Instant(node.free_at.0 - self.link.backlog.as_nanos() as u64);
-            self.schedule(at, Event::Unblock { node: from });
+            self.events.schedule(at, Event::Unblock { node: from });
             return Ok(false);
         }
         let Some(transmit) = node.endpoint.poll_transmit(self.now, &mut node.memory, &mut self.buf) else {
@@ -383,7 +345,7 @@ impl Network {
                     .corruption
                     .is_some_and(|corruption| corruption.offset != UNCOVERED),
             };
-            self.schedule(delivery.at, Event::Arrive { node: to, packet });
+            self.events.schedule(delivery.at, Event::Arrive { node: to, packet });
         }
     }
 }

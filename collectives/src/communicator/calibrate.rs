@@ -166,14 +166,11 @@ impl Pattern {
                 _ => vec![receive(block)],
             };
             match self {
-                Self::PingPong(_) | Self::Isolated(_) | Self::IsolatedReduced(_) | Self::IsolatedGathered(_)
-                    if at > 1 =>
-                {
-                    Vec::new()
-                }
+                Self::PingPong(_) if at > 1 => Vec::new(),
                 Self::Isolated(_) | Self::IsolatedReduced(_) | Self::IsolatedGathered(_) => match at {
                     0 => (0..blocks).map(send).collect(),
-                    _ => (0..blocks).flat_map(arrive).collect(),
+                    1 => (0..blocks).flat_map(arrive).collect(),
+                    _ => Vec::new(),
                 },
                 Self::PingPong(_) => {
                     let (there, here) = match at {

@@ -158,9 +158,13 @@ impl Puts {
     /// Adds bytes of the source for a rank's window; those for one rank one after another. For this
     /// rank itself they are copied, at once.
     ///
+    /// # Safety
+    /// For this rank itself: nothing writes these bytes of the source, or accesses those of the
+    /// window, while this copies. Source and window are different memory.
+    ///
     /// # Panics
     /// When they are beyond the source or the window.
-    pub(crate) fn add(&mut self, to: Rank, from: usize, into: usize, len: usize) {
+    pub(crate) unsafe fn add(&mut self, to: Rank, from: usize, into: usize, len: usize) {
         assert!(
             from.checked_add(len).is_some_and(|end| end <= self.source.len()),
             "in the source"
@@ -170,8 +174,7 @@ impl Puts {
             "in the window"
         );
         if to == self.rank {
-            // SAFETY: both are in their memory, which is disjoint; by the protocol of the window's
-            // user, nothing else accesses either now.
+            // SAFETY: both are in their memory, as asserted; the rest is the caller's promise.
             unsafe {
                 core::ptr::copy_nonoverlapping(self.source.start().add(from), self.window.start().add(into), len);
             }

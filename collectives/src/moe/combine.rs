@@ -30,7 +30,10 @@ impl<'e> Combining<'e> {
             for expert in 0..of.options.shape.local_experts() {
                 let rows = received.rows().range(expert, Rank(source as u32));
                 let into = window + of.areas.outputs + position * row;
-                puts.add(Rank(source as u32), outputs + rows.start * row, into, rows.len() * row);
+                // SAFETY: the outputs were written through `received`, which this has taken. The
+                // window's part for outputs of this dispatch is read when they have arrived, by the
+                // value that is made below.
+                unsafe { puts.add(Rank(source as u32), outputs + rows.start * row, into, rows.len() * row) };
                 position += rows.len();
             }
         }

@@ -92,7 +92,9 @@ impl ExpertParallel<'_> {
         for (&count, &first) in routing.pairs_for(to).iter().zip(first_rows) {
             for (row, &pair) in (first..).zip(order.by_ref().take(count as usize)) {
                 let token = routing.token_of(pair);
-                puts.add(to, staging + token * bytes, window + row * bytes, bytes);
+                // SAFETY: `stage` has written the row. The window's part for this dispatch is read
+                // when it has arrived, by the value that is returned for it.
+                unsafe { puts.add(to, staging + token * bytes, window + row * bytes, bytes) };
             }
         }
     }
@@ -107,7 +109,8 @@ impl ExpertParallel<'_> {
         }
         let own = self.comm.rank().index();
         let into = self.in_window(dispatch) + self.areas.headers + own * self.areas.header;
-        puts.add(to, from, into, self.areas.header);
+        // SAFETY: the header is written, and the window's part for it is as in `add_rows`.
+        unsafe { puts.add(to, from, into, self.areas.header) };
     }
 
     /// Copies the tokens as rows to the staging memory of a dispatch.

@@ -1,12 +1,11 @@
 //! The events of a fabric on one virtual clock.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::time::Duration;
 
 use doorbell_roce_proto::Instant;
 use doorbell_roce_proto::work::Status;
 
+use crate::events::EventQueue;
 use crate::host::{DEPTH, Host, HostConfig};
 use crate::packet::Packet;
 use crate::port::{Node, Port};
@@ -75,33 +74,6 @@ enum Event {
     Sample,
 }
 
-struct Scheduled {
-    at: Instant,
-    /// Keeps simultaneous events in scheduling order.
-    order: u64,
-    event: Event,
-}
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        self.order == other.order
-    }
-}
-
-impl Eq for Scheduled {}
-
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Scheduled {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.order).cmp(&(other.at, other.order))
-    }
-}
-
 /// The queue of a port over time.
 #[derive(Clone, Debug)]
 pub struct Watched {
@@ -129,8 +101,7 @@ pub struct Fabric {
     routes: Vec<Vec<Vec<usize>>>,
     /// By flow: those whose messages wait for it.
     followers: Vec<Vec<usize>>,
-    events: BinaryHeap<Reverse<Scheduled>>,
-    order: u64,
+    events: EventQueue<Event>,
     random: fastrand::Rng,
     timeouts: u32,
     unfinished: usize,
@@ -168,8 +139,7 @@ impl Fabric {
             config,
             routes: topology.routes(&peers),
             followers: Vec::new(),
-            events: BinaryHeap::new(),
-            order: 0,
+            events: EventQueue::default(),
             random: fastrand::Rng::with_seed(config.seed),
             timeouts: 0,
             unfinished: 0,
@@ -186,7 +156,7 @@ impl Fabric {
         self.flows.push(Flow::new(spec, [src, dst]));
         self.followers.push(Vec::new());
         self.unfinished += usize::from(spec.messages < u64::MAX);
-        self.schedule(spec.start, Event::Start { flow });
+        self.events.schedule(spec.start, Event::Start { flow });
         flow
     }
 
@@ -201,22 +171,13 @@ impl Fabric {
     pub fn watch(&mut self, switch: usize, to: Node) {
         if let Some(port) = self.switches[switch].ports.iter().position(|port| port.peer.0 == to) {
             if self.watched.is_empty() {
-                self.schedule(self.now, Event::Sample);
+                self.events.schedule(self.now, Event::Sample);
             }
             self.watched.push(Watched {
                 port: (switch, port),
                 queue: Vec::new(),
             });
         }
-    }
-
-    fn schedule(&mut self, at: Instant, event: Event) {
-        self.order += 1;
-        self.events.push(Reverse(Scheduled {
-            at,
-            order: self.order,
-            event,
-        }));
     }
 
     /// Runs until this time, or until all flows that end have ended; whether they have.
@@ -226,15 +187,15 @@ impl Fabric {
     pub fn run(&mut self, until: Instant) -> bool {
         let endless = self.flows.iter().all(|flow| flow.spec.messages == u64::MAX);
         while endless || self.unfinished > 0 {
-            let due = self.events.peek().is_some_and(|Reverse(next)| next.at <= until);
-            let Some(Reverse(next)) = due.then(|| self.events.pop()).flatten() else {
+            let due = self.events.next_at().is_some_and(|at| at <= until);
+            let Some((at, event)) = due.then(|| self.events.pop()).flatten() else {
                 self.now = self.now.max(until);
                 return false;
             };
-            if next.at > self.now {
-                (self.now, self.timeouts) = (next.at, 0);
+            if at > self.now {
+                (self.now, self.timeouts) = (at, 0);
             }
-            self.happen(next.event);
+            self.happen(event);
         }
         true
     }
@@ -288,7 +249,7 @@ impl Fabric {
             let (switch, port) = watched.port;
             watched.queue.push(self.switches[switch].ports[port].queued());
         }
-        self.schedule(self.now + self.config.sample, Event::Sample);
+        self.events.schedule(self.now + self.config.sample, Event::Sample);
     }
 
     /// The next packet of an idle port.
@@ -315,8 +276,8 @@ impl Fabric {
         egress.stats.sent += packet.bytes();
         let free = now + egress.link.time(packet.bytes());
         let (at, peer) = (free + egress.link.delay, egress.peer);
-        self.schedule(free, Event::Free { node, port });
-        self.schedule(
+        self.events.schedule(free, Event::Free { node, port });
+        self.events.schedule(
             at,
             Event::Arrive {
                 node: peer.0,
@@ -330,7 +291,7 @@ impl Fabric {
         if let Some(PauseFrame { port, stop }) = frame {
             let egress = &self.switches[switch].ports[port];
             let (at, (node, port)) = (self.now + egress.link.delay, egress.peer);
-            self.schedule(at, Event::Pause { node, port, stop });
+            self.events.schedule(at, Event::Pause { node, port, stop });
         }
     }
 
@@ -359,7 +320,7 @@ impl Fabric {
         }
         node.waiting.push(packet);
         if node.waiting.len() == 1 {
-            self.schedule(self.now + wake_up, Event::WakeUp { host });
+            self.events.schedule(self.now + wake_up, Event::WakeUp { host });
         }
     }
 
@@ -415,7 +376,7 @@ impl Fabric {
         {
             let at = at.max(self.now);
             node.timer = Some(at);
-            self.schedule(at, Event::Timer { host });
+            self.events.schedule(at, Event::Timer { host });
         }
     }
 

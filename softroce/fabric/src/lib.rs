@@ -3,10 +3,11 @@
 //! clock. Every run is a function of its seed.
 //!
 //! [`topology`] has the nodes and links, [`switch`] the buffer, [`host`] an endpoint and its port,
-//! [`traffic`] the flows, [`fabric`] the events. [`measure`] has the statistics, [`fluid`] the model
+//! [`traffic`] the flows, [`fabric`] the events, [`events`] their queue. [`measure`] has the statistics, [`fluid`] the model
 //! of DCQCN that its authors published, [`scenario`] the experiments of the command.
 #![forbid(unsafe_code)]
 
+pub mod events;
 pub mod fabric;
 pub mod fluid;
 pub mod host;

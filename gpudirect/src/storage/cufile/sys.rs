@@ -106,7 +106,7 @@ impl Table {
     /// memory as this crate does.
     pub(super) fn open(&self) -> Result<(), String> {
         if let Some(set) = self.set_parameter_bool {
-            // SAFETY: numbers.
+            // SAFETY: it takes numbers, and keeps no pointer.
             unsafe {
                 check("cuFileSetParameterBool", set(ALLOW_COMPAT_MODE, false))?;
                 // Older kernels have no P2PDMA for GPUs; then nvidia-fs is needed.
