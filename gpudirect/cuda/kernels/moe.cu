@@ -30,8 +30,8 @@ enum Kind : uint32_t { DISPATCH, COMBINE, KINDS };
 // What a rank receives.
 enum Table : uint32_t { COUNTS, FIRST_ROWS, POSITIONS };
 
-// Words of the state: the last epochs; the pairs of a dispatch; the first position for the next rank.
-constexpr uint32_t PAIRS = 4 * KINDS, NEXT = PAIRS + 4;
+// Words of the state: the last epochs; the pairs of a dispatch.
+constexpr uint32_t PAIRS = 4 * KINDS;
 
 // What all kernels of a layer have in common.
 struct Layer {
@@ -203,15 +203,20 @@ struct Sender : Layer {
         }
     }
 
-    template <bool FP8>
-    DOORBELL_INSIDE void row(uint32_t pair, uint32_t rank, uint32_t row, const Lanes &at) const {
-        if (pair >= op.tokens * op.top_k || row >= op.capacity) return;
-        const uint64_t from = op.input + uint64_t(pair / op.top_k) * op.hidden * 2, into = op.memories[rank] + op.rows + uint64_t(row) * op.row_bytes;
+    // Of a token, to rows of the ranks' memory; 0: none.
+    template <bool FP8, uint32_t N>
+    DOORBELL_INSIDE void rows(uint32_t token, const uint64_t (&into)[N], const Lanes &at) const {
+        const uint64_t from = op.input + uint64_t(token) * op.hidden * 2;
         if constexpr (FP8) {
             quantise_row(from, into, op.hidden / 8, op.row_bytes, at);
         } else {
             copy_row(from, into, op.hidden / 8, at);
         }
+    }
+
+    // 0 if it is not there.
+    DOORBELL_INSIDE uint64_t row(uint32_t rank, uint32_t index) const {
+        return index < op.capacity ? op.memories[rank] + op.rows + uint64_t(index) * op.row_bytes : 0;
     }
 
     // By the first block.
@@ -255,7 +260,9 @@ struct Sender : Layer {
             position += at.groups;
             is_more = advance(expert, position);
             if (is_more) pair = pair_at(position);
-            if (slot < op.slots) row<FP8>(current, rank, op.rank * op.slots + slot, at);
+            if (slot >= op.slots || current >= op.tokens * op.top_k) continue;
+            const uint64_t into[] = {row(rank, op.rank * op.slots + slot)};
+            rows<FP8>(current / op.top_k, into, at);
         }
         finish(DISPATCH, epoch);
     }
@@ -273,43 +280,35 @@ struct Sender : Layer {
 
     // Only counts.
     DOORBELL_INSIDE void prepare() const {
-        if (!start(epoch(DISPATCH)) || blockIdx.x != 0) return;
-        #pragma unroll 1
-        for (uint32_t i = threadIdx.x; i < op.experts; i += blockDim.x) store_raw<uint32_t>(op.bases + uint64_t(op.experts + i) * 4, ends[i]);
-        if (threadIdx.x == 0) store_raw<uint32_t>(op.state + PAIRS, ends[op.experts - 1]);
+        if (start(epoch(DISPATCH)) && blockIdx.x == 0 && threadIdx.x == 0) store_raw<uint32_t>(op.state + PAIRS, ends[op.experts - 1]);
     }
 
-    // What was counted, by position, beginning with the pairs for the next rank, so that all ranks are
-    // sent to at once.
+    // What was counted, by token: each is read, and quantised, once.
     template <bool FP8>
     DOORBELL_INSIDE void write() const {
         __shared__ uint32_t bases[MOST_EXPERTS];
         #pragma unroll 1
-        for (uint32_t i = threadIdx.x; i < op.experts; i += blockDim.x) {
-            bases[i] = load_raw<uint32_t>(op.bases + uint64_t(i) * 4);
-            ends[i] = load_raw<uint32_t>(op.bases + uint64_t(op.experts + i) * 4);
-        }
+        for (uint32_t i = threadIdx.x; i < op.experts; i += blockDim.x) bases[i] = load_raw<uint32_t>(op.bases + uint64_t(i) * 4);
         __syncthreads();
-        const uint32_t pairs = load_raw<uint32_t>(op.state + PAIRS), next = load_raw<uint32_t>(op.state + NEXT);
+        const uint32_t pairs = load_raw<uint32_t>(op.state + PAIRS);
         const Lanes at;
-        const uint32_t stride = gridDim.x * at.groups;
-        uint32_t i = blockIdx.x * at.groups + at.group, expert = 0, last = 0;
-        uint32_t pair = i < pairs ? pair_at(turned(i, next, pairs)) : 0;
         #pragma unroll 1
-        for (; i < pairs; i += stride) {
-            const uint32_t position = turned(i, next, pairs), current = pair;
-            if (i + stride < pairs) pair = pair_at(turned(i + stride, next, pairs));
-            if (position < last) expert = 0;
-            last = position;
+        for (uint32_t token = blockIdx.x * at.groups + at.group; token < op.tokens; token += gridDim.x * at.groups) {
             #pragma unroll 1
-            while (expert + 1 < op.experts && ends[expert] <= position) expert++;
-            row<FP8>(current, expert / local(), bases[expert] + position, at);
+            for (uint32_t k = 0; k < op.top_k; k += TOGETHER) {
+                uint64_t into[TOGETHER];
+                #pragma unroll
+                for (uint32_t i = 0; i < TOGETHER; i++) into[i] = k + i < op.top_k ? counted(token * op.top_k + k + i, pairs, bases) : 0;
+                rows<FP8>(token, into, at);
+            }
         }
         finish(DISPATCH, epoch(DISPATCH));
     }
 
-    DOORBELL_INSIDE uint32_t turned(uint32_t i, uint32_t next, uint32_t pairs) const {
-        return i + next < pairs ? i + next : i + next - pairs;
+    // The row of one of the first `pairs` positions; 0 if the pair has none.
+    DOORBELL_INSIDE uint64_t counted(uint32_t pair, uint32_t pairs, const uint32_t *bases) const {
+        const uint32_t expert = this->expert(pair, false), position = load_raw<uint32_t>(op.positions + uint64_t(pair) * 4);
+        return expert < op.experts && position < pairs ? row(expert / local(), bases[expert] + position) : 0;
     }
 };
 
@@ -389,8 +388,6 @@ struct Receiver : Layer {
             for (uint32_t from = 0; from < op.rank; from++) row += count(from, i);
             store_raw<uint32_t>(op.bases + uint64_t(i) * 4, row - position(op.rank, i));
         }
-        const uint32_t next = (op.rank + 1) % op.ranks * local();
-        if (threadIdx.x == 0) store_raw<uint32_t>(op.state + NEXT, position(op.rank, next));
     }
 
     // The tables of what this rank receives.
@@ -458,7 +455,8 @@ struct Combiner : Layer {
                 break;
             }
             const uint64_t into = op.memories[cell(place) % op.ranks] + op.outputs;
-            copy_row(op.input + row * bytes, into + (positions[place] + index) * bytes, op.hidden / 8, at);
+            const uint64_t position[] = {into + (positions[place] + index) * bytes};
+            copy_row(op.input + row * bytes, position, op.hidden / 8, at);
         }
         finish(COMBINE, epoch);
     }
@@ -477,16 +475,15 @@ struct Combiner : Layer {
     // By parts of tokens, each of a unit for each lane.
     DOORBELL_INSIDE void reduce() const {
         const Lanes at;
-        const uint32_t units = op.hidden / 8, parts = (units + at.lanes - 1) / at.lanes;
+        const uint32_t units = op.hidden / 8, parts = (units + LANES - 1) / LANES;
         #pragma unroll 1
         for (uint64_t i = blockIdx.x * at.groups + at.group; i < uint64_t(op.tokens) * parts; i += gridDim.x * at.groups) {
-            const uint32_t token = static_cast<uint32_t>(i / parts), unit = static_cast<uint32_t>(i % parts) * at.lanes + at.lane;
+            const uint32_t token = static_cast<uint32_t>(i / parts), unit = static_cast<uint32_t>(i % parts) * LANES + at.lane;
             if (unit < units) add(token, unit);
         }
     }
 
     DOORBELL_INSIDE void add(uint32_t token, uint32_t unit) const {
-        constexpr uint32_t TOGETHER = 8;
         float sums[8] = {};
         const uint64_t from = own() + op.outputs + uint64_t(unit) * UNIT, bytes = op.hidden * 2;
         #pragma unroll 1

@@ -6,21 +6,22 @@
 
 namespace doorbell {
 
-// Threads that move a row together.
-constexpr uint32_t GROUP = 128;
-// Units of 16 bytes in flight per thread.
-constexpr uint32_t UNITS = 8;
-// Of them, when they are quantised, which takes more registers.
-constexpr uint32_t TURNS = 4;
+// Units of 16 bytes in flight per thread, for N addresses, which take registers too. 7: a row of 7168
+// elements of bf16 by one turn of a group.
+template <uint32_t N>
+constexpr uint32_t UNITS = N == 1 ? 7 : 4;
 // Experts whose pairs are listed at once.
 constexpr uint32_t COLUMNS = 8;
 constexpr uint32_t UNIT = 16;
+// Choices of a token that are handled at once.
+constexpr uint32_t TOGETHER = 8;
 
-// Lanes that quantise a block of elements together, each by 16 bytes of it at a time.
+// Threads that move a row together, of which a block has a multiple; of them, those that quantise a
+// block of elements together, each by 16 bytes of it at a time.
 #ifdef __CUDA_ARCH__
-constexpr uint32_t QUANTUM = SCALED / 8;
+constexpr uint32_t LANES = 128, QUANTUM = SCALED / 8;
 #else
-constexpr uint32_t QUANTUM = 1;
+constexpr uint32_t LANES = 1, QUANTUM = 1;
 #endif
 constexpr uint32_t PARTS = SCALED / 8 / QUANTUM;
 
@@ -77,34 +78,33 @@ DOORBELL_INSIDE void scan_values(uint32_t *values, uint32_t count) {
 
 // A thread's place in the group that moves a row, and that group's among all.
 struct Lanes {
-    uint32_t lane, lanes, group, groups;
-
-    DOORBELL_INSIDE Lanes() : lanes(blockDim.x < GROUP ? blockDim.x : GROUP) {
-        lane = threadIdx.x % lanes;
-        group = threadIdx.x / lanes;
-        groups = blockDim.x / lanes;
-    }
+    const uint32_t lane = threadIdx.x % LANES, group = threadIdx.x / LANES, groups = blockDim.x / LANES;
 };
 
-DOORBELL_INSIDE void copy_row(uint64_t from, uint64_t into, uint32_t units, const Lanes &at) {
+// A row to all addresses but those that are 0.
+template <uint32_t N>
+DOORBELL_INSIDE void copy_row(uint64_t from, const uint64_t (&into)[N], uint32_t units, const Lanes &at) {
     #pragma unroll 1
-    for (uint32_t first = at.lane; first < units; first += UNITS * at.lanes) {
-        Words words[UNITS];
+    for (uint32_t first = at.lane; first < units; first += UNITS<N> * LANES) {
+        Words words[UNITS<N>];
         #pragma unroll
-        for (uint32_t u = 0; u < UNITS; u++) {
-            const uint32_t unit = first + u * at.lanes;
+        for (uint32_t u = 0; u < UNITS<N>; u++) {
+            const uint32_t unit = first + u * LANES;
             words[u] = load_or_zero<UNIT>(from + uint64_t(unit) * UNIT, unit < units);
         }
         #pragma unroll
-        for (uint32_t u = 0; u < UNITS; u++) {
-            const uint32_t unit = first + u * at.lanes;
-            store_words<UNIT>(into + uint64_t(unit) * UNIT, words[u], unit < units);
+        for (uint32_t n = 0; n < N; n++) {
+            #pragma unroll
+            for (uint32_t u = 0; u < UNITS<N>; u++) {
+                const uint32_t unit = first + u * LANES;
+                store_words<UNIT>(into[n] + uint64_t(unit) * UNIT, words[u], unit < units && into[n] != 0);
+            }
         }
     }
 }
 
-// This lane's part of a block: `left` units of the row are there.
-DOORBELL_INSIDE void quantise(const Words (&words)[PARTS], uint64_t into, uint64_t scale, uint32_t left, bool is_first) {
+// In place, this lane's part of a block; the scale is returned.
+DOORBELL_INSIDE float quantise(Words (&words)[PARTS]) {
     float magnitude = LEAST_AMAX;
     #pragma unroll
     for (uint32_t part = 0; part < PARTS; part++) {
@@ -123,34 +123,48 @@ DOORBELL_INSIDE void quantise(const Words (&words)[PARTS], uint64_t into, uint64
             const Pair pair = decode_pair<Bf16>(words[part].word[i]);
             eight.word[i / 2] |= encode_pair<F8E4M3>({pair.low * factor, pair.high * factor}) << 16 * (i % 2);
         }
-        store_words<8>(into + uint64_t(part) * 8, eight, part < left);
+        words[part] = eight;
     }
-    if (is_first && left > 0) store_raw<uint32_t>(scale, bits_as<uint32_t>(largest * (1.0f / FP8_MAX)));
+    return largest * (1.0f / FP8_MAX);
 }
 
-// From bf16 to E4M3, with a scale for each block of SCALED elements behind them, and zeros as padding.
-DOORBELL_INSIDE void quantise_row(uint64_t from, uint64_t into, uint32_t units, uint32_t bytes, const Lanes &at) {
-    const uint64_t scales = into + uint64_t(units) * 8;
+// From bf16 to E4M3, with a scale for each block of SCALED elements behind them, and zeros as
+// padding, to all addresses but those that are 0.
+template <uint32_t N>
+DOORBELL_INSIDE void quantise_row(uint64_t from, const uint64_t (&into)[N], uint32_t units, uint32_t bytes, const Lanes &at) {
+    const uint32_t scales = units * 8;
     #pragma unroll 1
-    for (uint32_t word = units * 2 + units * 8 / SCALED + at.lane; word < bytes / 4; word += at.lanes) {
-        store_raw<uint32_t>(into + uint64_t(word) * 4, 0);
+    for (uint32_t word = scales / 4 + units * 8 / SCALED + at.lane; word < bytes / 4; word += LANES) {
+        #pragma unroll
+        for (uint32_t n = 0; n < N; n++) {
+            if (into[n] != 0) store_raw<uint32_t>(into[n] + uint64_t(word) * 4, 0);
+        }
     }
     // The same number of turns for all lanes, as they exchange values.
     #pragma unroll 1
-    for (uint32_t start = 0; start < units; start += TURNS * at.lanes * PARTS) {
-        Words words[TURNS][PARTS];
+    for (uint32_t start = 0; start < units; start += UNITS<N> * LANES * PARTS) {
+        Words words[UNITS<N>][PARTS];
         #pragma unroll
-        for (uint32_t u = 0; u < TURNS; u++) {
-            const uint32_t first = start + (u * at.lanes + at.lane) * PARTS;
+        for (uint32_t u = 0; u < UNITS<N>; u++) {
+            const uint32_t first = start + (u * LANES + at.lane) * PARTS;
             #pragma unroll
             for (uint32_t part = 0; part < PARTS; part++) {
                 words[u][part] = load_or_zero<UNIT>(from + uint64_t(first + part) * UNIT, first + part < units);
             }
         }
         #pragma unroll
-        for (uint32_t u = 0; u < TURNS; u++) {
-            const uint32_t first = start + (u * at.lanes + at.lane) * PARTS;
-            quantise(words[u], into + uint64_t(first) * 8, scales + first / (SCALED / 8) * 4, first < units ? units - first : 0, first % (SCALED / 8) == 0);
+        for (uint32_t u = 0; u < UNITS<N>; u++) {
+            const uint32_t first = start + (u * LANES + at.lane) * PARTS;
+            const float scale = quantise(words[u]);
+            #pragma unroll
+            for (uint32_t n = 0; n < N; n++) {
+                if (into[n] == 0 || first >= units) continue;
+                #pragma unroll
+                for (uint32_t part = 0; part < PARTS; part++) {
+                    store_words<8>(into[n] + uint64_t(first + part) * 8, words[u][part], first + part < units);
+                }
+                if (first % (SCALED / 8) == 0) store_raw<uint32_t>(into[n] + scales + first / (SCALED / 8) * 4, bits_as<uint32_t>(scale));
+            }
         }
     }
 }

@@ -41,8 +41,7 @@ struct Moe {
     uint64_t arrived;
     uint64_t returned;
     // Addresses in the rank's own memory: the state, the pairs by position, the positions by
-    // pair, by expert the bases and then the positions after its last pair, and the tables of
-    // what is received.
+    // pair, by expert the bases, and the tables of what is received.
     uint64_t state;
     uint64_t order;
     uint64_t positions;

@@ -57,8 +57,7 @@ doorbell_cuda::kernel_arguments! {
         pub(super) arrived: u64,
         pub(super) returned: u64,
         /// Addresses in the rank's own memory: the state, the pairs by position, the positions by
-        /// pair, by expert the bases and then the positions after its last pair, and the tables of
-        /// what is received.
+        /// pair, by expert the bases, and the tables of what is received.
         pub(super) state: u64,
         pub(super) order: u64,
         pub(super) positions: u64,

@@ -79,7 +79,7 @@ impl Own {
             state: places.next(ALIGN),
             order: places.next(pairs * 4),
             positions: places.next(pairs * 4),
-            bases: places.next(2 * experts * 4),
+            bases: places.next(experts * 4),
             tables: places.next(TABLES * experts * 4),
             end: places.0,
         }
