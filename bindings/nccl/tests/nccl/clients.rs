@@ -190,12 +190,7 @@ fn groups_of_ranks_that_are_time_sliced() {
 /// Captures have groups, which the host would have a part in if the ranks were time-sliced.
 #[test]
 fn graphs_of_ranks_on_one_gpu_with_an_mps_daemon() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let environment = [
-        ("DOORBELL_STANDIN", "prompt,devices=1,133=1"),
-        ("CUDA_MPS_PIPE_DIRECTORY", folder.path().to_str().expect("a plain path")),
-    ];
-    pass("graphs", 3, 3, &environment);
+    under_mps(|environment| pass("graphs", 3, 3, environment));
 }
 
 #[test]
@@ -203,9 +198,21 @@ fn one_rank_is_a_communicator_too() {
     pass("messages", 1, 1, &[]);
 }
 
+/// An MPS daemon's folder, and the environment of its clients.
+fn under_mps(run: impl FnOnce(&[(&str, &str)])) {
+    let folder = tempfile::tempdir().expect("a folder");
+    run(&[
+        ("DOORBELL_STANDIN", "prompt,devices=1,133=1"),
+        ("CUDA_MPS_PIPE_DIRECTORY", folder.path().to_str().expect("a plain path")),
+    ]);
+}
+
 /// The last rank is killed.
 fn pass_without_last(test: &str, ranks: u32) {
-    let ends = run(test, ranks, ranks, &[]);
+    has_passed_without_last(&run(test, ranks, ranks, &[]));
+}
+
+fn has_passed_without_last(ends: &[(String, ExitStatus)]) {
     let (killed, others) = ends.split_last().expect("ranks");
     let has_passed = |(said, status): &(String, ExitStatus)| status.success() && said.trim() == "PASS";
     assert!(
@@ -217,6 +224,15 @@ fn pass_without_last(test: &str, ranks: u32) {
 #[test]
 fn a_killed_rank_is_named_to_the_others() {
     pass_without_last("killed", 3);
+}
+
+#[test]
+fn work_of_a_killed_rank_that_its_gpu_executes_on_ends() {
+    under_mps(|environment| {
+        let ends = run("killed-with-work", 3, 3, environment);
+        has_passed_without_last(&ends);
+        assert_eq!(ends[2].0, "ENDED\n");
+    });
 }
 
 #[test]
