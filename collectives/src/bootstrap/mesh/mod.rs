@@ -267,7 +267,9 @@ impl GroupControl {
     #[cfg(feature = "gpu")]
     pub(crate) fn dead(&self) -> Vec<Rank> {
         let state = self.mesh.shared.lock();
-        state.detector(self.id).map_or_else(Vec::new, |detector| detector.dead().collect())
+        state
+            .detector(self.id)
+            .map_or_else(Vec::new, |detector| detector.dead().collect())
     }
 
     /// Forms a group without those of `excluded` and those that have failed; a member that does not
