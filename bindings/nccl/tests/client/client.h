@@ -78,6 +78,7 @@ void abort_operations(void);
 void arguments(void);
 void split(void);
 void killed_in_split(void);
+void killed_in_initialisation(void);
 void abort_split(void);
 void shrink(void);
 void grow(void);

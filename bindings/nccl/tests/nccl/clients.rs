@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use crate::library;
 
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 10] = [
     "main.c",
     "gpu.c",
     "collectives.c",
@@ -26,6 +26,7 @@ const SOURCES: [&str; 9] = [
     "aborts.c",
     "derived.c",
     "windows.c",
+    "kills.c",
 ];
 pub(crate) const LIMIT: Duration = Duration::from_secs(240);
 
@@ -233,6 +234,30 @@ fn work_of_a_killed_rank_that_its_gpu_executes_on_ends() {
         has_passed_without_last(&ends);
         assert_eq!(ends[2].0, "ENDED\n");
     });
+}
+
+/// At each of the calls by which ranks pass descriptors to each other, and at its end.
+#[test]
+fn a_rank_that_is_killed_in_its_initialisation_is_named_to_the_others() {
+    for victim in [0, 2] {
+        for at in 1_u32.. {
+            let (at, number) = (at.to_string(), victim.to_string());
+            let environment = [("KILLED_AT", at.as_str()), ("VICTIM", number.as_str())];
+            let mut ends = run("killed-in-initialisation", 3, 3, &environment);
+            let (said, status) = ends.remove(victim);
+            assert_eq!(
+                status.signal(),
+                Some(9),
+                "rank {victim}, killed at {at}: {status}: {said}"
+            );
+            let has_passed = |(said, status): &(String, ExitStatus)| status.success() && said.trim() == "PASS";
+            assert!(ends.iter().all(has_passed), "rank {victim}, killed at {at}: {ends:?}");
+            if said.contains("INITIALISED") {
+                assert_ne!(at, "1", "no call was counted");
+                break;
+            }
+        }
+    }
 }
 
 #[test]
