@@ -66,9 +66,8 @@ impl CollectiveKernels {
         }
     }
 
-    /// Loads those of a file with a `wanted` name that are not loaded. Where there is no machine
-    /// code for the device, each takes the driver tens to hundreds of milliseconds the first time on
-    /// a machine.
+    /// Loads those of a file with a `wanted` name that are not loaded. Without machine code for the
+    /// device, each takes the driver tens to hundreds of milliseconds the first time on a machine.
     pub fn load(&self, file: KernelFile, wanted: impl Fn(&str) -> bool) -> Result<(), Error> {
         let loader = &self.loaders[file as usize];
         let mut loaded = self.loaded.lock();

@@ -1,4 +1,4 @@
-//! The PTX of `kernels/*.cu`, written by `cargo xtask kernels` to `kernels/ptx.bin`, and the machine
+//! The PTX of `kernels/*.cu`, written by `cargo xtask kernels` to `kernels/ptx.bin`, and machine
 //! code assembled from it, to `kernels/code.bin`, with `kernels/manifest.txt` (hashes, compiler,
 //! architectures). An archive is a sequence of members, each a header line
 //! `NAME COMPRESSED_BYTES\n` followed by a zlib stream.
