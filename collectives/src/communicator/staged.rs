@@ -77,6 +77,11 @@ impl Communicator {
         self.shared.why()
     }
 
+    /// The members whose process has ended without leaving.
+    pub(crate) fn dead(&self) -> Vec<Rank> {
+        self.shared.control.dead()
+    }
+
     /// Runs an operation on segments of this communicator, from their beginnings.
     ///
     /// # Errors

@@ -111,19 +111,17 @@ impl FailureDetector {
         self.finding.as_ref()
     }
 
+    /// The members whose process has ended.
+    pub(crate) fn dead(&self) -> impl Iterator<Item = Rank> {
+        let members = self.members.iter().enumerate();
+        let dead = members.filter(|(_, record)| matches!(record.state, MemberState::Dead(_)));
+        dead.map(|(rank, _)| Rank(rank as u32))
+    }
+
     /// The dead, and the one that the verdict excludes.
     pub(crate) fn excluded(&self) -> Vec<Rank> {
-        let dead = |(rank, record): (usize, &MemberRecord)| match record.state {
-            MemberState::Dead(_) => Some(Rank(rank as u32)),
-            _ => None,
-        };
         let excluded = self.verdict().and_then(|verdict| verdict.cause.excluded());
-        self.members
-            .iter()
-            .enumerate()
-            .filter_map(dead)
-            .chain(excluded)
-            .collect()
+        self.dead().chain(excluded).collect()
     }
 
     pub(crate) fn died(&mut self, rank: Rank, how: &str, now: Instant, out: &mut Vec<Outgoing>) {

@@ -10,6 +10,7 @@
 //! - `sharing`: what ranks that share a GPU agree on.
 //! - `group`: groups of sends and receives, and all-to-all-v; `exchange`: their executor.
 //! - `moe`: dispatch and combine of expert parallelism.
+//! - `control`: the pages by which kernels are stopped; `watch`: the thread that stops them.
 //! - `copies`: the copy-engine executor; `split`: both executors concurrently; `staged`: through
 //!   host memory.
 
@@ -17,6 +18,7 @@ mod agree;
 mod call;
 mod choice;
 mod communicator;
+mod control;
 mod copies;
 mod descriptors;
 mod error;

@@ -10,6 +10,7 @@ use core::ops::Range;
 use doorbell_cuda::{Context, DeviceMemory, HostMemory, Memory, OwnedSpan, Shareable, Span, Stream};
 use serde::{Deserialize, Serialize};
 
+use super::control::{ControlPage, ControlPages};
 use super::descriptors;
 use super::error::GpuError;
 use super::offer::{self, MemoryOffer};
@@ -21,8 +22,6 @@ pub const MAX_PEERS: usize = 16;
 /// Words that a rank has per peer and direction: [`Areas::words`].
 pub const WORDS: usize = 1024;
 const ALIGN: usize = 4096;
-/// Bytes of [`Peers::control`].
-const CONTROL: usize = 4096;
 
 /// Bytes of the areas of an arena, the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -115,7 +114,7 @@ pub struct Peers {
     rank: Rank,
     areas: Areas,
     arenas: Mapped,
-    control: HostMemory,
+    pages: ControlPages,
 }
 
 /// One memory of each rank, mapped here.
@@ -152,15 +151,16 @@ impl Peers {
         if let Some(reason) = first_error(exchange, own.as_ref().err().map_or("", String::as_str))? {
             return Ok(Err(reason));
         }
-        let Ok((context, (memory, control))) = own else {
+        let Ok((context, (memory, page))) = own else {
             return Ok(Err("this rank has no arena".to_owned()));
         };
+        let pages = page.exchange(exchange, rank)?;
         Ok(map(exchange, rank, &context, &memory)?.map(|arenas| Self {
             context,
             rank,
             areas,
             arenas,
-            control,
+            pages,
         }))
     }
 
@@ -203,7 +203,12 @@ impl Peers {
     /// and report messages of unexpected lengths and impossible routings behind it.
     #[must_use]
     pub fn control(&self) -> &HostMemory {
-        &self.control
+        self.pages.own()
+    }
+
+    /// The control pages of all ranks.
+    pub(super) fn pages(&self) -> &ControlPages {
+        &self.pages
     }
 }
 
@@ -233,15 +238,15 @@ impl Mapped {
     }
 }
 
-fn arena(context: &Context, areas: &Areas) -> Result<(DeviceMemory, HostMemory), doorbell_cuda::Error> {
+fn arena(context: &Context, areas: &Areas) -> Result<(DeviceMemory, ControlPage), GpuError> {
     let memory = DeviceMemory::alloc(context, areas.len())?;
-    let control = HostMemory::alloc(context, CONTROL)?;
+    let page = ControlPage::new(context)?;
     let stream = Stream::new(context)?;
     stream.fill(memory.span(..areas.fifos.start)?, 0)?;
     // The source of signal copies: all bits are compared alike.
     stream.fill(memory.span(..4)?, 0xff)?;
     stream.synchronize()?;
-    Ok((memory, control))
+    Ok((memory, page))
 }
 
 fn map(

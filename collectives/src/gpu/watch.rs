@@ -3,7 +3,9 @@
 //!
 //! A stream that waits for a dead rank would block the device. So when the group has failed, the
 //! watchdog writes all words that streams may wait for, repeatedly, as each wait resets its word,
-//! and the abort word. It continues until the communicator is dropped and its work is done.
+//! and the abort word; its rank's, and those of ranks that are gone, whose work may go on without
+//! them ([`control`](super::control)). It continues until the communicator is dropped and its work
+//! is done.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -103,9 +105,9 @@ impl Shared {
         let _relaxed = RelaxedCapture::enter(stream.context().driver());
         let mut end = None;
         loop {
-            let first = self.first();
-            if comm.has_failed() {
-                if let Err(error) = peers.map_or(Ok(()), |peers| release_waits(peers, stream)) {
+            let (first, has_failed) = (self.first(), comm.has_failed());
+            if has_failed {
+                if let Err(error) = peers.map_or(Ok(()), |peers| release_waits(comm, peers, stream)) {
                     tracing::warn!("what waits in streams for a rank that is gone cannot be let go on: {error}");
                     return;
                 }
@@ -121,8 +123,11 @@ impl Shared {
             }
             // After the release of waits: those of graphs, which are not tracked.
             if self.stop_requested.load(Ordering::Relaxed) {
-                let end = *end.get_or_insert_with(|| Instant::now() + DRAIN_TIMEOUT.max(comm.options().deadline));
-                if first.is_none() || Instant::now() >= end {
+                // Until it fails, which the first deadline sees to, work may wait for other ranks.
+                if has_failed {
+                    end.get_or_insert_with(|| Instant::now() + DRAIN_TIMEOUT);
+                }
+                if first.is_none() || end.is_some_and(|end| Instant::now() >= end) {
                     return;
                 }
             }
@@ -131,9 +136,13 @@ impl Shared {
     }
 }
 
-fn release_waits(peers: &Peers, stream: &Stream) -> Result<(), doorbell_cuda::Error> {
-    peers.control().atomic_u32(0)?.store(1, Ordering::Release);
-    let words = peers.areas().words.clone();
-    stream.fill(peers.arenas().of(peers.rank()).span(words)?, 0xff)?;
+fn release_waits(comm: &Communicator, peers: &Peers, stream: &Stream) -> Result<(), doorbell_cuda::Error> {
+    let (pages, dead) = (peers.pages(), comm.dead());
+    pages.stop()?;
+    dead.iter().for_each(|rank| pages.stop_gone(*rank));
+    for rank in dead.into_iter().chain([peers.rank()]) {
+        let words = peers.areas().words.clone();
+        stream.fill(peers.arenas().of(rank).span(words)?, 0xff)?;
+    }
     stream.synchronize()
 }

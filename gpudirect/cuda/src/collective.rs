@@ -13,7 +13,8 @@ use parking_lot::Mutex;
 use crate::context::Context;
 use crate::error::Error;
 use crate::kernels::KernelFile;
-use crate::module::{Kernel, Module, entries};
+use crate::loader::Loader;
+use crate::module::Kernel;
 use crate::reduce::Reducer;
 
 /// The kernels of a context.
@@ -23,7 +24,8 @@ use crate::reduce::Reducer;
 /// they need when they are made.
 pub struct CollectiveKernels {
     context: Context,
-    collective: Cow<'static, str>,
+    /// By file.
+    loaders: [Loader; KernelFile::ALL.len()],
     /// Locked while kernels are loaded, so that each is loaded once.
     loaded: Mutex<HashMap<String, Kernel>>,
     reducer: Reducer,
@@ -42,7 +44,7 @@ impl CollectiveKernels {
         if let Some(known) = known.find(|known| known.context == *context) {
             return known;
         }
-        let new = Arc::new(Self::with_ptx(context, KernelFile::Collective.ptx()));
+        let new = Arc::new(Self::new(context));
         shared.push(Arc::downgrade(&new));
         new
     }
@@ -50,27 +52,28 @@ impl CollectiveKernels {
     /// With another build of `collective.cu`, for comparison; not shared.
     #[must_use]
     pub fn with_ptx(context: &Context, ptx: impl Into<Cow<'static, str>>) -> Self {
+        let mut kernels = Self::new(context);
+        kernels.loaders[KernelFile::Collective as usize] = Loader::with_ptx(context, ptx);
+        kernels
+    }
+
+    fn new(context: &Context) -> Self {
         Self {
             context: context.clone(),
-            collective: ptx.into(),
+            loaders: KernelFile::ALL.map(|file| Loader::new(context, file)),
             loaded: Mutex::default(),
             reducer: Reducer::new(context),
         }
     }
 
-    /// Loads those of a file with a `wanted` name that are not loaded: tens to hundreds of
-    /// milliseconds each the first time on a machine, as the driver compiles them.
+    /// Loads those of a file with a `wanted` name that are not loaded. Without machine code for the
+    /// device, each takes the driver tens to hundreds of milliseconds the first time on a machine.
     pub fn load(&self, file: KernelFile, wanted: impl Fn(&str) -> bool) -> Result<(), Error> {
-        let ptx = match file {
-            KernelFile::Collective => &*self.collective,
-            other => other.ptx(),
-        };
+        let loader = &self.loaders[file as usize];
         let mut loaded = self.loaded.lock();
-        for entry in entries(ptx) {
+        for entry in loader.entries() {
             if wanted(entry.name) && !loaded.contains_key(entry.name) {
-                let kernel = Module::from_ptx(&self.context, &entry.ptx())?.kernel(entry.name)?;
-                kernel.load()?;
-                loaded.insert(entry.name.to_owned(), kernel);
+                loaded.insert(entry.name.to_owned(), loader.kernel(&entry)?);
             }
         }
         Ok(())

@@ -1,10 +1,20 @@
-//! The PTX of `kernels/*.cu`, written by `cargo xtask kernels` to `kernels/ptx.bin`, with
-//! `kernels/manifest.txt` (hashes, compiler, architectures). The archive is a sequence of members,
-//! each a header line `NAME COMPRESSED_BYTES\n` followed by a zlib stream.
+//! The PTX of `kernels/*.cu`, written by `cargo xtask kernels` to `kernels/ptx.bin`, and machine
+//! code assembled from it, to `kernels/code.bin`, with `kernels/manifest.txt` (hashes, compiler,
+//! architectures). An archive is a sequence of members, each a header line
+//! `NAME COMPRESSED_BYTES\n` followed by a zlib stream.
 
 use std::sync::OnceLock;
 
+use crate::device::ComputeCapability;
+
 const ARCHIVE: &[u8] = include_bytes!("../kernels/ptx.bin");
+/// Members are `NAME.ARCHITECTURE`.
+const CODE_ARCHIVE: &[u8] = include_bytes!("../kernels/code.bin");
+/// What there is machine code for, which devices of the same major and no lower minor version run.
+const ARCHITECTURES: [(ComputeCapability, &str); 2] = [
+    (ComputeCapability { major: 9, minor: 0 }, "sm_90"),
+    (ComputeCapability { major: 10, minor: 0 }, "sm_100"),
+];
 
 /// A source in `kernels/` and the PTX that it was compiled to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +75,18 @@ impl KernelFile {
             String::from_utf8(bytes).expect("PTX is ASCII")
         })
     }
+
+    /// The machine code for such a device, if there is any, decompressed: an ELF of all kernels.
+    ///
+    /// # Panics
+    /// When the archive in this crate is damaged.
+    pub(crate) fn code(self, of: ComputeCapability) -> Option<Vec<u8>> {
+        let runs = |code: &ComputeCapability| code.major == of.major && code.minor <= of.minor;
+        let (_, architecture) = ARCHITECTURES.iter().find(|(code, _)| runs(code))?;
+        let bytes = member(CODE_ARCHIVE, &format!("{}.{architecture}", self.name()))
+            .and_then(|stream| miniz_oxide::inflate::decompress_to_vec_zlib(stream).ok());
+        Some(bytes.expect("code.bin has every kernel file"))
+    }
 }
 
 fn member<'a>(mut archive: &'a [u8], name: &str) -> Option<&'a [u8]> {
@@ -89,6 +111,20 @@ mod tests {
             assert!(file.ptx().contains(".visible .entry "), "{}", file.name());
         }
         assert!(member(ARCHIVE, "none").is_none());
+    }
+
+    #[test]
+    fn devices_run_code_of_their_major_version() {
+        let code = |major, minor| KernelFile::Exchange.code(ComputeCapability { major, minor });
+        assert_eq!((code(8, 9), code(12, 0)), (None, None));
+        assert_eq!(code(10, 3), code(10, 0));
+        assert!(code(9, 0).is_some() && code(9, 0) != code(10, 0));
+        for file in KernelFile::ALL {
+            for (architecture, _) in ARCHITECTURES {
+                let code = file.code(architecture).expect("an architecture of the archive");
+                assert!(code.starts_with(b"\x7fELF"), "{} for {architecture}", file.name());
+            }
+        }
     }
 
     #[test]

@@ -56,6 +56,7 @@ mod graph;
 #[cfg(feature = "cudarc")]
 mod interop;
 mod kernels;
+mod loader;
 mod memop;
 mod memory;
 mod module;

@@ -1,4 +1,4 @@
-//! Modules of kernels, JIT-compiled by the driver from PTX, and kernel launches.
+//! Modules of kernels, JIT-compiled by the driver from PTX or assembled, and kernel launches.
 
 use core::ffi::{CStr, c_int, c_void};
 use core::fmt;
@@ -72,8 +72,29 @@ impl Module {
                 None => failure.into(),
             });
         }
+        Ok(Self::of(context, raw))
+    }
+
+    /// Loads machine code of this crate, an ELF.
+    pub(crate) fn from_code(context: &Context, code: &[u8]) -> Result<Self, Error> {
+        let _entered = context.enter()?;
+        let driver = context.driver();
+        let _relaxed = RelaxedCapture::enter(driver);
+        let (mut raw, none, no_values) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the ELF is whole, as its archive is the crate's own; there are no options.
+        let status =
+            unsafe { (driver.table().module_load_data_ex)(&raw mut raw, code.as_ptr().cast(), 0, none, no_values) };
+        driver.check(
+            status,
+            "cuModuleLoadDataEx",
+            format_args!("machine code for {}", context.device()),
+        )?;
+        Ok(Self::of(context, raw))
+    }
+
+    fn of(context: &Context, raw: RawModule) -> Self {
         let loaded = Loaded(raw.expose_provenance());
-        Ok(Self(Resource::new(context, Region::NONE, loaded), raw))
+        Self(Resource::new(context, Region::NONE, loaded), raw)
     }
 
     /// The kernel of this name.

@@ -15,8 +15,9 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::graph::{CaptureMode, GraphExec};
 use crate::kernels::KernelFile;
+use crate::loader::Loader;
 use crate::memory::{HostMemory, Memory as _, Span};
-use crate::module::{Launch, Module};
+use crate::module::Launch;
 use crate::stream::Stream;
 
 /// The maximum number of outstanding commands: a power of two.
@@ -214,9 +215,9 @@ impl SmallCopies {
     pub fn new(context: &Context) -> Result<Self, Error> {
         // The highest priority.
         let stream = Stream::with_priority(context, i32::MIN)?;
-        let kernel = Module::from_ptx(context, KernelFile::Copy.ptx())?.kernel("small_copies")?;
-        // Loading may wait for all work of the device, so it is not left to the first launch.
-        kernel.load()?;
+        let loader = Loader::new(context, KernelFile::Copy);
+        let entry = loader.entries().find(|entry| entry.name == "small_copies");
+        let kernel = loader.kernel(&entry.expect("copy.cu has this kernel"))?;
         let ring = HostMemory::alloc(context, STARTED + 8)?;
         let commands = ring.device_ptr().0;
         let arguments = Arguments {

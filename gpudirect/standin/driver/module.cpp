@@ -1,9 +1,10 @@
-// Modules: the PTX determines which kernels exist, and the host code of the same name is executed.
+// Modules: the PTX, or machine code, determines which kernels exist, and the host code of the same name is executed.
 // A thread block is an OS thread; kernels with independent threads run them sequentially.
 #include <algorithm>
 #include <chrono>
 #include <thread>
 
+#include <elf.h>
 #include <sched.h>
 #include <stdio.h>
 
@@ -46,9 +47,23 @@ std::vector<std::string> entries(const std::string &ptx) {
     return names;
 }
 
+// The kernels of machine code, each in a section `.text.NAME`.
+std::vector<std::string> sections(const char *image) {
+    std::vector<std::string> names;
+    const auto *head = reinterpret_cast<const Elf64_Ehdr *>(image);
+    const auto *table = reinterpret_cast<const Elf64_Shdr *>(image + head->e_shoff);
+    const char *texts = image + table[head->e_shstrndx].sh_offset;
+    for (unsigned i = 0; i < head->e_shnum; i++) {
+        const std::string name = texts + table[i].sh_name;
+        if (name.rfind(".text.", 0) == 0) names.push_back(name.substr(6));
+    }
+    return names;
+}
+
 Status load(Module **module, const char *image, unsigned n, const int *options, void **values) {
-    if (!strncmp(image, "\x7f" "ELF", 4)) return INVALID_IMAGE;
-    const auto names = entries(image);
+    const bool is_elf = !strncmp(image, ELFMAG, SELFMAG);
+    if (is_elf && image[EI_CLASS] != ELFCLASS64) return INVALID_IMAGE;
+    const auto names = is_elf ? sections(image) : entries(image);
     if (names.empty()) {
         constexpr int ERROR_LOG = 5;
         for (unsigned i = 0; i < n; i++) {

@@ -1,9 +1,11 @@
 """A rank of abi.py: programs of PyTorch, CuPy and JAX that use NCCL, each with a digest of its results."""
 
 import datetime
+import faulthandler
 import hashlib
 import os
 import random
+import signal
 import statistics
 import sys
 import time
@@ -52,6 +54,7 @@ def torch_rank():
     gpu = torch.device("cuda", GPU)
     torch.cuda.set_device(gpu)
     torch.use_deterministic_algorithms(True)
+    torch.set_default_dtype(getattr(torch, os.environ.get("DTYPE", "float32")))
     dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=60), device_id=gpu)
     return torch, dist, gpu
 
@@ -279,6 +282,8 @@ def many():
 
 
 def work_until_killed():
+    # All stacks, for one who waits for the end of this process.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch, dist, gpu = torch_rank()
     tensor, end = torch.zeros(4 << 20, device=gpu), time.time() + 60
     while time.time() < end:

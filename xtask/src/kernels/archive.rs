@@ -1,6 +1,7 @@
-//! The committed archive of PTX and its manifest; the format is in doorbell-cuda's `kernels`.
+//! The committed archives of PTX and machine code and their manifest; the format is in
+//! doorbell-cuda's `kernels`.
 
-use super::{VERSION, source, tools};
+use super::{CODE, VERSION, source, tools};
 use crate::workspace;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
@@ -9,10 +10,13 @@ use std::{collections::BTreeMap, fs, path::PathBuf};
 /// zlib's best compression.
 const LEVEL: u8 = 10;
 
-pub(super) fn pack(files: &[(&str, String)]) -> Vec<u8> {
+/// Members of an archive by name.
+pub(super) type Members = BTreeMap<String, Vec<u8>>;
+
+pub(super) fn pack(files: &Members) -> Vec<u8> {
     let mut archive = Vec::new();
-    for (name, ptx) in files {
-        let stream = miniz_oxide::deflate::compress_to_vec_zlib(ptx.as_bytes(), LEVEL);
+    for (name, bytes) in files {
+        let stream = miniz_oxide::deflate::compress_to_vec_zlib(bytes, LEVEL);
         archive.extend(format!("{name} {}\n", stream.len()).into_bytes());
         archive.extend(stream);
     }
@@ -20,31 +24,32 @@ pub(super) fn pack(files: &[(&str, String)]) -> Vec<u8> {
 }
 
 /// The files of an archive by name, as far as it can be read.
-pub(super) fn unpack(mut archive: &[u8]) -> BTreeMap<String, String> {
+pub(super) fn unpack(mut archive: &[u8]) -> Members {
     let mut files = BTreeMap::new();
-    while let Some((name, ptx, rest)) = first(archive) {
-        files.insert(name, ptx);
+    while let Some((name, bytes, rest)) = first(archive) {
+        files.insert(name, bytes);
         archive = rest;
     }
     files
 }
 
-fn first(archive: &[u8]) -> Option<(String, String, &[u8])> {
+fn first(archive: &[u8]) -> Option<(String, Vec<u8>, &[u8])> {
     let end = archive.iter().position(|byte| *byte == b'\n')?;
     let (name, len) = str::from_utf8(&archive[..end]).ok()?.split_once(' ')?;
     let (stream, rest) = archive[end + 1..].split_at_checked(len.parse().ok()?)?;
-    let ptx = miniz_oxide::inflate::decompress_to_vec_zlib(stream).ok()?;
-    Some((name.to_owned(), String::from_utf8(ptx).ok()?, rest))
+    let bytes = miniz_oxide::inflate::decompress_to_vec_zlib(stream).ok()?;
+    Some((name.to_owned(), bytes, rest))
 }
 
-/// What the archive was built from and with.
-pub(super) fn manifest(files: &[(&str, String)]) -> Result<String> {
+/// What the archives were built from and with.
+pub(super) fn manifest(ptx: &Members, code: &Members) -> Result<String> {
     let mut lines = vec![
         "# Written by `cargo xtask kernels`; compared by `cargo xtask kernels --check`.".to_owned(),
         format!("compiler {}", tools::COMPILER),
         format!(
-            "ptx {}, target sm_90; assembled for sm_90 and sm_100, sources also for sm_80",
-            VERSION.trim_start_matches(".version ")
+            "ptx {}, target sm_90; machine code for {}; sources also assembled for sm_80",
+            VERSION.trim_start_matches(".version "),
+            CODE.join(" and ")
         ),
     ];
     let mut headers = fs::read_dir(workspace().join("gpudirect/cuda/kernels"))?
@@ -53,13 +58,20 @@ pub(super) fn manifest(files: &[(&str, String)]) -> Result<String> {
     headers.retain(|path| path.extension().is_some_and(|extension| extension == "cuh"));
     headers.sort();
     lines.push(format!("headers sha256:{}", digest(&headers)?));
-    for (name, ptx) in files {
+    for (name, ptx) in ptx {
         lines.push(format!(
             "{name} source sha256:{} ptx sha256:{} bytes {} kernels {}",
             digest(&[workspace().join(source(name))])?,
             hex(Sha256::digest(ptx)),
             ptx.len(),
-            ptx.matches(".visible .entry ").count()
+            String::from_utf8_lossy(ptx).matches(".visible .entry ").count()
+        ));
+    }
+    for (name, code) in code {
+        lines.push(format!(
+            "{name} sha256:{} bytes {}",
+            hex(Sha256::digest(code)),
+            code.len()
         ));
     }
     Ok(lines.join("\n") + "\n")
@@ -83,10 +95,10 @@ mod tests {
 
     #[test]
     fn archives_are_unpacked_as_far_as_they_are_whole() {
-        let files = [("a", "text of a".to_owned()), ("b", "text of b".to_owned())];
+        let member = |name: &str| (name.to_owned(), format!("text of {name}").into_bytes());
+        let files = Members::from(["a", "b"].map(member));
         let packed = pack(&files);
-        let unpacked = unpack(&packed);
-        assert_eq!((unpacked.len(), unpacked["b"].as_str()), (2, "text of b"));
+        assert_eq!(unpack(&packed), files);
         assert_eq!(unpack(&packed[..packed.len() - 1]).len(), 1);
         assert!(unpack(b"").is_empty());
     }

@@ -1,6 +1,6 @@
-//! `cargo xtask kernels`: compiles gpudirect/cuda/kernels to the committed archive of PTX and its
-//! manifest, and writes docs/KERNELS.md. The compiler ([`tools`]) is pinned, so that the PTX is
-//! reproducible. Needs neither a GPU nor CUDA.
+//! `cargo xtask kernels`: compiles gpudirect/cuda/kernels to the committed archives of PTX and of
+//! machine code and their manifest, and writes docs/KERNELS.md. The compiler ([`tools`]) is pinned,
+//! so that they are reproducible. Needs neither a GPU nor CUDA.
 
 mod archive;
 mod report;
@@ -11,6 +11,7 @@ use crate::{
     target_folder, workspace,
 };
 use anyhow::{Context, Result, bail};
+use archive::Members;
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -34,6 +35,11 @@ Exit status: 0 when all is well, 1 when something differs, 2 for a wrong call or
 /// Sources, with headers beside them. Variants are built of the first.
 const NAMES: [&str; 7] = ["reduce", "collective", "small", "exchange", "moe", "put", "copy"];
 const ARCHIVE: &str = "gpudirect/cuda/kernels/ptx.bin";
+/// Members are `NAME.ARCHITECTURE`.
+const CODE_ARCHIVE: &str = "gpudirect/cuda/kernels/code.bin";
+/// What there is machine code for, of which the report is of the first: the driver takes seconds to
+/// compile all PTX.
+const CODE: [&str; 2] = ["sm_90", "sm_100"];
 const MANIFEST: &str = "gpudirect/cuda/kernels/manifest.txt";
 const REPORT: &str = "docs/KERNELS.md";
 /// The lowest version of PTX that has all that sm_90 converts; drivers from CUDA 11.8 on load it.
@@ -92,12 +98,9 @@ fn variant(definition: &str, letter: &str, value: u32, definitions: &mut Vec<Str
 /// The archive and the sources are the manifest's; with `--full`, the sources build to that.
 pub(crate) fn check(scope: Scope) -> Result<Verdict> {
     if scope == Scope::Short {
-        let committed = archive::unpack(&read(ARCHIVE)?);
-        let ptx: Vec<_> = NAMES
-            .map(|name| (name, committed.get(name).cloned().unwrap_or_default()))
-            .into();
+        let [ptx, code] = committed()?;
         let manifest = String::from_utf8_lossy(&read(MANIFEST)?).into_owned();
-        return match difference(MANIFEST, &manifest, &archive::manifest(&ptx)?) {
+        return match difference(MANIFEST, &manifest, &archive::manifest(&ptx, &code)?) {
             None => Ok(Verdict::Passed),
             Some(complaint) => bail!("{complaint}: run `cargo xtask kernels` and commit"),
         };
@@ -116,8 +119,10 @@ fn source(name: &str) -> String {
     format!("gpudirect/cuda/kernels/{name}.cu")
 }
 
+#[derive(Default)]
 struct Built {
-    ptx: Vec<(&'static str, String)>,
+    ptx: Members,
+    code: Members,
     report: String,
 }
 
@@ -128,23 +133,26 @@ struct Differing {
 }
 
 impl Built {
-    /// The archive is compared by its contents, whatever the compressor's version.
+    /// The archives are compared by their contents, whatever the compressor's version.
     fn differing(self) -> Result<Vec<Differing>> {
         let mut found = Vec::new();
-        let committed = archive::unpack(&read(ARCHIVE)?);
-        let complaints = self.ptx.iter().filter_map(|(name, built)| {
-            let text = committed.get(*name).map_or("", String::as_str);
-            difference(&format!("{ARCHIVE}: {name}"), text, built)
-        });
-        if let Some(complaint) = complaints.collect::<Vec<_>>().into_iter().next() {
-            let built = archive::pack(&self.ptx);
-            found.push(Differing {
-                path: ARCHIVE,
-                built,
-                complaint,
-            });
+        let archives = [(ARCHIVE, &self.ptx), (CODE_ARCHIVE, &self.code)];
+        for ((path, built), committed) in archives.into_iter().zip(committed()?) {
+            let differs = |(name, bytes): &(&String, &Vec<u8>)| committed.get(*name) != Some(*bytes);
+            let name = built.iter().find(differs).map(|(name, _)| name);
+            let name = name.or_else(|| committed.keys().find(|name| !built.contains_key(*name)));
+            if let Some(name) = name {
+                found.push(Differing {
+                    path,
+                    built: archive::pack(built),
+                    complaint: format!("{path} is not what is built: {name} differs"),
+                });
+            }
         }
-        for (path, built) in [(MANIFEST, archive::manifest(&self.ptx)?), (REPORT, self.report)] {
+        for (path, built) in [
+            (MANIFEST, archive::manifest(&self.ptx, &self.code)?),
+            (REPORT, self.report),
+        ] {
             if let Some(complaint) = difference(path, &String::from_utf8_lossy(&read(path)?), &built) {
                 found.push(Differing {
                     path,
@@ -155,6 +163,11 @@ impl Built {
         }
         Ok(found)
     }
+}
+
+/// The members of both archives.
+fn committed() -> Result<[Members; 2]> {
+    Ok([archive::unpack(&read(ARCHIVE)?), archive::unpack(&read(CODE_ARCHIVE)?)])
 }
 
 /// A committed file, empty where there is none.
@@ -181,8 +194,8 @@ fn difference(path: &str, committed: &str, built: &str) -> Option<String> {
 
 fn build(tools: &Tools) -> Result<Built> {
     let mut built = Built {
-        ptx: Vec::new(),
         report: report::HEAD.to_owned(),
+        ..Built::default()
     };
     for name in NAMES {
         let source = source(name);
@@ -190,17 +203,21 @@ fn build(tools: &Tools) -> Result<Built> {
         let ptx = lower(&tools.compile(source, "compute_90", &[])?)?;
         let path = folder()?.join(format!("{name}.ptx"));
         fs::write(&path, &ptx).with_context(|| format!("cannot write {}", path.display()))?;
-        let (cubin, listing) = tools.assemble(&path, "sm_90")?;
-        built
-            .report
-            .push_str(&report::table(name, &ptx, &listing, &tools.disassemble(&cubin)?)?);
-        tools.assemble(&path, "sm_100")?;
+        for (at, architecture) in CODE.iter().enumerate() {
+            let (cubin, listing) = tools.assemble(&path, architecture)?;
+            let code = fs::read(&cubin).with_context(|| format!("cannot read {}", cubin.display()))?;
+            built.code.insert(format!("{name}.{architecture}"), code);
+            if at == 0 {
+                let table = report::table(name, &ptx, &listing, &tools.disassemble(&cubin)?)?;
+                built.report.push_str(&table);
+            }
+        }
         // What an A100 runs is compiled from the source, as it lacks the conversions of 8 bits.
         let older = folder()?.join(format!("{name}-80.ptx"));
         fs::write(&older, tools.compile(source, "compute_80", &[])?)
             .with_context(|| format!("cannot write {}", older.display()))?;
         tools.assemble(&older, "sm_80")?;
-        built.ptx.push((name, ptx));
+        built.ptx.insert(name.to_owned(), ptx.into_bytes());
     }
     Ok(built)
 }

@@ -46,6 +46,8 @@ void gpu_capture(cudaStream_t stream);
 void *gpu_captured(cudaStream_t stream);
 void gpu_launch(void *instance, cudaStream_t stream);
 void gpu_instance_destroy(void *instance);
+/* Kills this process; another one executes what the streams of the stand-in have yet to begin, and writes ENDED. */
+void gpu_die(void);
 /* How many there are of a kind of object of the stand-in. */
 int gpu_count(const char *kind);
 
@@ -66,6 +68,7 @@ void groups(void);
 void orders(void);
 void overlaps(void);
 void killed(void);
+void killed_with_work(void);
 void abort_operation(void);
 void abort_graph(void);
 void graphs(void);
@@ -75,6 +78,7 @@ void abort_operations(void);
 void arguments(void);
 void split(void);
 void killed_in_split(void);
+void killed_in_initialisation(void);
 void abort_split(void);
 void shrink(void);
 void grow(void);

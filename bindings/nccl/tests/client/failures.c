@@ -27,6 +27,33 @@ void killed(void) {
     gpu_synchronize(stream);
 }
 
+static void wait_for_ever(void *unused) {
+    (void)unused;
+    for (;;) pause();
+}
+
+/* The last rank is killed, and what it has enqueued is executed without it: the others end what waits for them. */
+void killed_with_work(void) {
+    cudaStream_t stream = gpu_stream();
+    float *memory = gpu_memory(COUNT * sizeof(float));
+    ncclResult_t state = ncclSuccess;
+    ncclComm_t comm = join();
+    OK(ncclAllReduce(memory, memory, COUNT, ncclFloat32, ncclSum, comm, stream));
+    gpu_synchronize(stream);
+    if (rank == ranks - 1) {
+        gpu_call(stream, wait_for_ever, NULL);
+        for (int turn = 0; turn < 3; turn++) OK(ncclAllReduce(memory, memory, COUNT, ncclFloat32, ncclSum, comm, stream));
+        gpu_die();
+    }
+    while (state == ncclSuccess) {
+        usleep(1000);
+        OK(ncclCommGetAsyncError(comm, &state));
+    }
+    CHECK(state == ncclRemoteError);
+    CHECK(names_rank(comm, ranks - 1));
+    OK(ncclCommAbort(comm));
+}
+
 static void *abort_later(void *comm) {
     usleep(200000);
     OK(ncclCommAbort(comm));

@@ -88,6 +88,10 @@ void gpu_instance_destroy(void *instance) {
     CU("cuGraphExecDestroy", (void *), instance);
 }
 
+void gpu_die(void) {
+    ((void (*)(void))function("standin_die"))();
+}
+
 int gpu_count(const char *kind) {
     return ((int (*)(const char *))function("standin_count"))(kind);
 }

@@ -8,10 +8,10 @@ ncclUniqueId id;
 static const struct { const char *name; void (*run)(void); } TESTS[] = {
     { "collectives", collectives }, { "collectives-in-groups", collectives_in_groups }, { "messages", messages }, { "groups", groups },
     { "orders", orders }, { "overlaps", overlaps }, { "graphs", graphs },
-    { "killed", killed }, { "abort-operation", abort_operation }, { "abort-graph", abort_graph }, { "abort-initialisation", abort_initialisation },
+    { "killed", killed }, { "killed-with-work", killed_with_work }, { "abort-operation", abort_operation }, { "abort-graph", abort_graph }, { "abort-initialisation", abort_initialisation },
     { "abort-initialisations", abort_initialisations }, { "abort-operations", abort_operations }, { "arguments", arguments },
     { "split", split }, { "killed-in-split", killed_in_split }, { "abort-split", abort_split }, { "shrink", shrink }, { "grow", grow },
-    { "windows", windows }, { "named", named },
+    { "windows", windows }, { "killed-in-initialisation", killed_in_initialisation }, { "named", named },
 };
 
 ncclComm_t join(void) {

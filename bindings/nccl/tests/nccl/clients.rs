@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use crate::library;
 
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 10] = [
     "main.c",
     "gpu.c",
     "collectives.c",
@@ -26,6 +26,7 @@ const SOURCES: [&str; 9] = [
     "aborts.c",
     "derived.c",
     "windows.c",
+    "kills.c",
 ];
 pub(crate) const LIMIT: Duration = Duration::from_secs(240);
 
@@ -190,12 +191,7 @@ fn groups_of_ranks_that_are_time_sliced() {
 /// Captures have groups, which the host would have a part in if the ranks were time-sliced.
 #[test]
 fn graphs_of_ranks_on_one_gpu_with_an_mps_daemon() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let environment = [
-        ("DOORBELL_STANDIN", "prompt,devices=1,133=1"),
-        ("CUDA_MPS_PIPE_DIRECTORY", folder.path().to_str().expect("a plain path")),
-    ];
-    pass("graphs", 3, 3, &environment);
+    under_mps(|environment| pass("graphs", 3, 3, environment));
 }
 
 #[test]
@@ -203,9 +199,21 @@ fn one_rank_is_a_communicator_too() {
     pass("messages", 1, 1, &[]);
 }
 
+/// An MPS daemon's folder, and the environment of its clients.
+fn under_mps(run: impl FnOnce(&[(&str, &str)])) {
+    let folder = tempfile::tempdir().expect("a folder");
+    run(&[
+        ("DOORBELL_STANDIN", "prompt,devices=1,133=1"),
+        ("CUDA_MPS_PIPE_DIRECTORY", folder.path().to_str().expect("a plain path")),
+    ]);
+}
+
 /// The last rank is killed.
 fn pass_without_last(test: &str, ranks: u32) {
-    let ends = run(test, ranks, ranks, &[]);
+    has_passed_without_last(&run(test, ranks, ranks, &[]));
+}
+
+fn has_passed_without_last(ends: &[(String, ExitStatus)]) {
     let (killed, others) = ends.split_last().expect("ranks");
     let has_passed = |(said, status): &(String, ExitStatus)| status.success() && said.trim() == "PASS";
     assert!(
@@ -217,6 +225,39 @@ fn pass_without_last(test: &str, ranks: u32) {
 #[test]
 fn a_killed_rank_is_named_to_the_others() {
     pass_without_last("killed", 3);
+}
+
+#[test]
+fn work_of_a_killed_rank_that_its_gpu_executes_on_ends() {
+    under_mps(|environment| {
+        let ends = run("killed-with-work", 3, 3, environment);
+        has_passed_without_last(&ends);
+        assert_eq!(ends[2].0, "ENDED\n");
+    });
+}
+
+/// At each of the calls by which ranks pass descriptors to each other, and at its end.
+#[test]
+fn a_rank_that_is_killed_in_its_initialisation_is_named_to_the_others() {
+    for victim in [0, 2] {
+        for at in 1_u32.. {
+            let (at, number) = (at.to_string(), victim.to_string());
+            let environment = [("KILLED_AT", at.as_str()), ("VICTIM", number.as_str())];
+            let mut ends = run("killed-in-initialisation", 3, 3, &environment);
+            let (said, status) = ends.remove(victim);
+            assert_eq!(
+                status.signal(),
+                Some(9),
+                "rank {victim}, killed at {at}: {status}: {said}"
+            );
+            let has_passed = |(said, status): &(String, ExitStatus)| status.success() && said.trim() == "PASS";
+            assert!(ends.iter().all(has_passed), "rank {victim}, killed at {at}: {ends:?}");
+            if said.contains("INITIALISED") {
+                assert_ne!(at, "1", "no call was counted");
+                break;
+            }
+        }
+    }
 }
 
 #[test]

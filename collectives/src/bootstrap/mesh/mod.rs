@@ -263,6 +263,15 @@ impl GroupControl {
         Some(self.failure_of(verdict))
     }
 
+    /// The members whose process has ended without leaving.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn dead(&self) -> Vec<Rank> {
+        let state = self.mesh.shared.lock();
+        state
+            .detector(self.id)
+            .map_or_else(Vec::new, |detector| detector.dead().collect())
+    }
+
     /// Forms a group without those of `excluded` and those that have failed; a member that does not
     /// call it within `timeout` is excluded. A group is shrunk once; one that has not failed goes
     /// on.

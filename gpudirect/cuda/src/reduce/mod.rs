@@ -4,7 +4,7 @@
 //! order, 16- and 8-bit floats in `f32` with one rounding. Stored NaNs are the positive quiet NaN;
 //! in [partial results](OperandKind::Partial) their signs and payloads are unspecified.
 //!
-//! [`Reducer`] loads a kernel on first use (the driver compiles for tens of milliseconds) or by
+//! [`Reducer`] loads a kernel on first use (for tens of milliseconds if the driver compiles it) or by
 //! [`Reducer::prepare`]. [`Reduction`] is one launch as a value.
 
 mod plan;
@@ -18,8 +18,9 @@ use std::sync::OnceLock;
 use crate::context::Context;
 use crate::error::Error;
 use crate::kernels::KernelFile;
+use crate::loader::Loader;
 use crate::memory::Span;
-use crate::module::{Kernel, Launch, Module, entries};
+use crate::module::{Kernel, Launch};
 use crate::stream::Stream;
 
 pub use plan::{
@@ -95,7 +96,7 @@ pub enum ReduceError {
 /// The reduction kernels of a context.
 pub struct Reducer {
     context: Context,
-    ptx: Cow<'static, str>,
+    loader: Loader,
     config: LaunchConfig,
     kernels: [OnceLock<Kernel>; plan::Function::COUNT * DataType::ALL.len()],
 }
@@ -104,21 +105,25 @@ impl Reducer {
     /// The embedded kernels with the launch configuration that measured fastest.
     #[must_use]
     pub fn new(context: &Context) -> Self {
-        Self::with_ptx(context, KernelFile::Reduce.ptx(), LaunchConfig::default())
+        Self::with_config(context, LaunchConfig::default())
     }
 
     /// The embedded kernels with this launch configuration.
     #[must_use]
     pub fn with_config(context: &Context, config: LaunchConfig) -> Self {
-        Self::with_ptx(context, KernelFile::Reduce.ptx(), config)
+        Self::of(context, Loader::new(context, KernelFile::Reduce), config)
     }
 
     /// Kernels of another build (`cargo xtask kernels --unroll 4`), for comparison.
     #[must_use]
     pub fn with_ptx(context: &Context, ptx: impl Into<Cow<'static, str>>, config: LaunchConfig) -> Self {
+        Self::of(context, Loader::with_ptx(context, ptx), config)
+    }
+
+    fn of(context: &Context, loader: Loader, config: LaunchConfig) -> Self {
         Self {
             context: context.clone(),
-            ptx: ptx.into(),
+            loader,
             config,
             kernels: [const { OnceLock::new() }; _],
         }
@@ -223,16 +228,14 @@ impl Reducer {
         slot.get().ok_or(ReduceError::NoKernel(name))
     }
 
-    /// Each in a module of its own: compiling all of them takes the driver seconds.
     fn load(&self, names: impl IntoIterator<Item = KernelName>) -> Result<(), ReduceError> {
-        let entries: HashMap<_, _> = entries(&self.ptx).map(|entry| (entry.name, entry)).collect();
+        let entries: HashMap<_, _> = self.loader.entries().map(|entry| (entry.name, entry)).collect();
         for name in names {
             let slot = self.slot(name);
             if slot.get().is_none() {
                 let text = name.to_string();
                 let entry = entries.get(&*text).ok_or(ReduceError::NoKernel(name))?;
-                let kernel = Module::from_ptx(&self.context, &entry.ptx())?.kernel(&text)?;
-                kernel.load()?;
+                let kernel = self.loader.kernel(entry)?;
                 // Another thread may have loaded it meanwhile.
                 let _ = slot.set(kernel);
             }

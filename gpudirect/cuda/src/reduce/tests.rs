@@ -2,6 +2,7 @@
 
 use super::plan::Divisor;
 use super::*;
+use crate::module::entries;
 
 const SHAPE: LaunchConfig = LaunchConfig {
     threads: 64,

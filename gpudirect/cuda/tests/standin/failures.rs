@@ -4,7 +4,10 @@ use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use doorbell_cuda::{CaptureMode, Context, DeviceMemory, Driver, Error, Event, HostMemory, Memory, Module, Stream};
+use doorbell_cuda::collective::CollectiveKernels;
+use doorbell_cuda::{
+    CaptureMode, Context, DeviceMemory, Driver, Error, Event, HostMemory, KernelFile, Memory, Module, Stream,
+};
 
 use doorbell_cuda_standin::{ExecutionMode, Standin};
 
@@ -280,5 +283,26 @@ fn foreign_stream_is_not_destroyed() {
         // stream of that name is used.
         let default = unsafe { Stream::from_raw(context, ptr::null_mut(), owner.clone()) };
         assert!(default.as_raw().is_null());
+    });
+}
+
+/// A driver older than the assembler compiles PTX.
+#[test]
+fn machine_code_that_the_driver_does_not_know_is_no_failure() {
+    with_context(|standin, _, context| {
+        let load = || {
+            let kernels = CollectiveKernels::of(context);
+            kernels
+                .load(KernelFile::Moe, |_| true)
+                .map(|()| standin.count("module"))
+        };
+        assert_eq!(load().unwrap(), 1, "machine code of all kernels");
+        for code in [200, 209] {
+            standin.fail("cuModuleLoadDataEx", code);
+            assert_eq!(load().unwrap(), 10, "PTX, a module for each kernel");
+        }
+        standin.fail("cuModuleLoadDataEx", 304);
+        let error = load().unwrap_err();
+        assert_eq!(error.failure().map(|failure| failure.code), Some(304), "{error}");
     });
 }
