@@ -13,7 +13,8 @@ size=${3:-1073754169}
 mkdir -p "$folder"
 odd=$folder/odd.bin
 served=
-trap 'rm -f "$odd"; [ -z "$served" ] || kill "$served"' EXIT
+udev=
+trap 'rm -f "$odd" $udev; [ -z "$served" ] || kill "$served"' EXIT
 head -c "$size" /dev/urandom >"$odd"
 sync
 before=$(sha256sum <"$odd")
@@ -33,6 +34,13 @@ if [ -z "${DOORBELL_CUFILE_LIBRARY:-}" ] && ! ldconfig -p | grep -q 'libcufile\.
     found=$(find /usr /opt $(python3 -c 'import site; print(*site.getsitepackages())' 2>/dev/null || true) \
         -name libcufile.so.0 2>/dev/null | head -n 1)
     [ -z "$found" ] || export DOORBELL_CUFILE_LIBRARY="$found"
+fi
+# cuFile requires the database of udev, which containers lack: an entry for the disk, removed at the end.
+entry=/run/udev/data/b$(findmnt -rno MAJ:MIN -T "$odd" | tail -n 1)
+if [ ! -e "$entry" ] && mkdir -p /run/udev/data 2>/dev/null; then
+    printf 'E:ID_FS_USAGE=filesystem\nE:ID_FS_TYPE=%s\n' "$(findmnt -rno FSTYPE -T "$odd" | tail -n 1)" >"$entry" &&
+        udev=$entry
+    [ -e /run/udev/control ] || { : >/run/udev/control && udev="$udev /run/udev/control"; }
 fi
 echo "library: ${DOORBELL_CUFILE_LIBRARY:-of the loader}"
 printf '{"properties": {"allow_compat_mode": true}, "logging": {"dir": "%s"}}\n' "$folder" >"$folder/cufile.json"
