@@ -7,8 +7,8 @@ use doorbell_gpudirect::storage::{Action, File, StorageError, StorageOptions, St
 
 use super::{file_with, folder, options, pattern};
 
-/// In this thread `call` fails with `errno` from now on; with an argument and a value only where the
-/// lower half of that argument is at least the value.
+/// In this thread `call` fails with `errno` from now on; with an argument and a value only where
+/// the lower half of that argument is at least the value.
 #[expect(unsafe_code, reason = "seccomp(2)")]
 fn forbid(call: libc::c_long, errno: i32, from: Option<(u32, u32)>) {
     let statement = |code: u32, k: u32| libc::sock_filter {

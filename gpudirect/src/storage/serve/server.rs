@@ -315,8 +315,13 @@ fn failed(error: &StorageError) -> Answer {
         StorageError::File { error, .. } | StorageError::Io { error, .. } => error.raw_os_error(),
         _ => None,
     };
+    let advice = match errno {
+        // Of RESOLVE_BENEATH: the error's own words are of hard links.
+        Some(libc::EXDEV) => ": it is outside of what is served",
+        _ => "",
+    };
     Answer::Failed {
         errno: errno.unwrap_or(0),
-        text: error.to_string(),
+        text: format!("{error}{advice}"),
     }
 }
