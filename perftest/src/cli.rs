@@ -61,7 +61,7 @@ pub(crate) struct Cli {
 pub(crate) enum Invocation {
     Cli(Box<Cli>),
     /// `doorbell bw file`.
-    File(FileArgs),
+    File(Box<FileArgs>),
 }
 
 /// The command line: `bw file` shares no option with the other tests of `bw`, and so is a
@@ -86,7 +86,7 @@ impl Invocation {
             .subcommand_matches("bw")
             .and_then(|bw| bw.subcommand_matches("file"));
         let parsed = match file {
-            Some(file) => FileArgs::from_arg_matches(file).map(Self::File),
+            Some(file) => FileArgs::from_arg_matches(file).map(|args| Self::File(Box::new(args))),
             None => Cli::from_arg_matches(&matches).map(|cli| Self::Cli(Box::new(cli))),
         };
         parsed.unwrap_or_else(|error| error.format(&mut command).exit())

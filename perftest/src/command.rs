@@ -85,7 +85,7 @@ pub(crate) fn start_server(
 }
 
 pub(crate) fn open(args: &TestArgs, side: Side, reach: Reach) -> Result<Device, Failure> {
-    let mut device = device::open(&args.connection, &args.soft, args.seed, side, reach)?;
+    let mut device = device::open(args.connection.device.as_deref(), &args.soft, args.seed, side, reach)?;
     if let Some(MemoryPlace::Gpu(number)) = args.gpu.first() {
         device.gpu = Some(Gpu::open(*number, &device.context)?);
     }

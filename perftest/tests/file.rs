@@ -4,12 +4,14 @@
 mod common;
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::{Child, ChildStderr, Stdio};
 
 use doorbell_cuda_standin::{ExecutionMode, environment};
 use serde_json::Value;
 
-use self::common::{complaint, doorbell, json_of, run};
+use self::common::{complaint, doorbell, json_of, run, ticks_of};
 
 /// Bytes in a folder of their own; no multiple of a block.
 const LEN: usize = (1 << 20) + 4321;
@@ -112,4 +114,183 @@ fn a_listing_says_by_which_path_and_why() {
     );
     let why = storage[1]["refused"][0]["why"].as_str().expect("a reason");
     assert!(why.starts_with("cannot load /nonexistent/libcufile.so.0: "), "{why}");
+}
+
+/// `doorbell bw file --serve`, killed when dropped.
+struct Server {
+    child: Child,
+    lines: BufReader<ChildStderr>,
+    port: String,
+}
+
+impl Server {
+    fn start(what: &str) -> Self {
+        let mut command = doorbell(&format!("bw file --serve --port 0 --device soft0 {what}"));
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("started");
+        let lines = BufReader::new(child.stderr.take().expect("a pipe"));
+        let mut server = Server {
+            child,
+            lines,
+            port: String::new(),
+        };
+        let line = server.line();
+        let (rest, port) = line.rsplit_once(" on 127.0.0.1:").expect("an address of loopback");
+        assert_eq!(rest, format!("doorbell: bw file on soft0 serves {what}"));
+        server.port = port.to_owned();
+        server
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).expect("a line");
+        line.trim_end().to_owned()
+    }
+
+    /// Waits until it has worked for a while, as it does for clients alone.
+    fn is_sending(&self) {
+        let before = ticks_of(self.child.id());
+        while ticks_of(self.child.id()) < before + 5 {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+
+    fn from(&self) -> String {
+        format!("bw file --from 127.0.0.1 --port {} --device soft0", self.port)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // One that has ended is dead already.
+        let _ = self.child.kill();
+        self.child.wait().expect("it has ended");
+    }
+}
+
+#[test]
+fn a_served_file_arrives_in_host_and_gpu_memory_and_is_measured_beside_a_local_one() {
+    let (_folder, file) = folder_with_file();
+    let mut server = Server::start(&file);
+    for gpu in ["", "--gpu 0"] {
+        let mut command = doorbell(&format!(
+            "{} data {gpu} --beside {file} -n 2 --block 64K",
+            server.from()
+        ));
+        command.envs(environment(ExecutionMode::Prompt, 1));
+        let report = json_of(command);
+        assert_eq!(names(&report), ["served_read", "dd_read", "read_copy", "doorbell_read"]);
+        let of: Vec<_> = report["results"][0]["ratios"]
+            .as_array()
+            .expect("ratios")
+            .iter()
+            .collect();
+        assert_eq!(of.len(), 3, "{report}");
+        assert_eq!(
+            (&report["bytes"], &report["device"]),
+            (&Value::from(LEN), &Value::from("soft0"))
+        );
+        assert_eq!(report["link"], "soft-local", "{report}");
+        // Three reads of each test, and the client's and the server's counts agree.
+        let line = server.line();
+        assert!(
+            line.ends_with(&format!(" has left: {} bytes were sent", 3 * LEN)),
+            "{line}"
+        );
+    }
+    let report = json_of(doorbell(&format!("{} data --size 64K -n 3", server.from())));
+    assert_eq!(names(&report), ["served_read"]);
+}
+
+#[test]
+fn what_is_not_served_and_ends_that_are_gone_are_one_line() {
+    let (folder, file) = folder_with_file();
+    fs::write(folder.path().join("empty"), b"").expect("a file");
+    let server = Server::start(folder.path().to_str().expect("text"));
+    let from = server.from();
+    for (line, status, part) in [
+        (
+            format!("{from} ../data"),
+            1,
+            "../data: the server: ../data: cannot open: Invalid cross-device link (os error 18): it is outside of what is served",
+        ),
+        (
+            format!("{from} /etc/passwd"),
+            1,
+            "(os error 18): it is outside of what is served",
+        ),
+        (
+            format!("{from} missing"),
+            1,
+            "missing: the server: missing: cannot open: No such file",
+        ),
+        (format!("{from} empty"), 2, "empty: there is nothing to read"),
+        (
+            format!("{from} data --size 2M"),
+            2,
+            "data: 2097152 bytes at offset 0: the file of 127.0.0.1:",
+        ),
+        (format!("{from} data --size 2M"), 2, &format!(" ends at offset {LEN}")),
+        (
+            format!("{from} data --beside {file}x"),
+            2,
+            "datax: cannot open: No such file",
+        ),
+        (
+            format!("bw file {file} --device soft0"),
+            2,
+            "use --serve, or --from HOST",
+        ),
+        (
+            format!("bw file --serve {file}x"),
+            2,
+            "datax: cannot be served: No such file",
+        ),
+        (
+            "bw file --from 127.0.0.1 --port 1 data".to_owned(),
+            1,
+            "cannot reach 127.0.0.1 port 1: ",
+        ),
+    ] {
+        let output = run(&line);
+        let complaint = complaint(&output);
+        assert_eq!(output.status.code(), Some(status), "{line}: {complaint:?}");
+        assert!(
+            complaint.len() == 1 && complaint[0].contains(part),
+            "{line}: {complaint:?}"
+        );
+    }
+}
+
+/// A killed end is a line of the other, with the file and the offset; the server serves the next.
+#[test]
+fn a_killed_end_is_a_line_of_the_other() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("data");
+    fs::File::create(&file)
+        .and_then(|file| file.set_len(64 << 20))
+        .expect("a file");
+    let mut server = Server::start(file.to_str().expect("text"));
+    let endless = format!("{} data -n 1000", server.from());
+    let mut client = doorbell(&endless).stderr(Stdio::piped()).spawn().expect("started");
+    server.is_sending();
+    client.kill().expect("killed");
+    client.wait().expect("it has ended");
+    let line = server.line();
+    assert!(line.starts_with("doorbell: 127.0.0.1:"), "{line}");
+    let is_between = line.contains(" has left: ");
+    assert!(
+        is_between || line.contains(": data: 67108864 bytes at offset 0: "),
+        "{line}"
+    );
+
+    let client = doorbell(&endless).stderr(Stdio::piped()).spawn().expect("started");
+    server.is_sending();
+    server.child.kill().expect("killed");
+    let output = client.wait_with_output().expect("it has ended");
+    let complaint = complaint(&output);
+    assert_eq!(output.status.code(), Some(1), "{complaint:?}");
+    assert!(
+        complaint.len() == 1 && complaint[0].contains("data: 67108864 bytes at offset 0: "),
+        "{complaint:?}"
+    );
 }

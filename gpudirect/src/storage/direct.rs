@@ -34,7 +34,7 @@ fn remaining<'a>(requests: &[Request<'a>], done: &[Option<usize>]) -> Vec<Reques
 fn carry_out(storage: &Storage, requests: &[Request<'_>], write: bool) -> Result<Vec<Option<usize>>, StorageError> {
     let mut is_waited_for = false;
     let mut one = |request: &Request<'_>| {
-        let (Ok(()), Some(stream), Place::Gpu(span)) = (&storage.cufile, &storage.stream, request.place) else {
+        let (Ok(_), Some(stream), Place::Gpu(span)) = (&storage.cufile, &storage.stream, request.place) else {
             return Ok(None);
         };
         let handle = match request.file.cufile() {

@@ -12,12 +12,30 @@ use super::request::{Place, Request};
 use super::staging::Staging;
 use super::{Storage, sys};
 
-/// Registers the blocks, so that the kernel pins their pages once. Works without.
-pub(super) fn register(queue: &mut Queue, staging: &Staging) {
+/// Reads of the page cache or of tmpfs from this length on are by threads of the kernel's. Shorter
+/// ones are done sooner than such a thread is awake.
+const BY_WORKER: usize = 256 << 10;
+
+/// Registers the blocks, so that the kernel pins their pages once: why not, in words. Works
+/// without.
+pub(super) fn register(queue: &mut Queue, staging: &Staging) -> Option<String> {
     let (memory, len) = staging.range();
     // SAFETY: `Storage` drops the queue before the blocks.
-    if let Err(error) = unsafe { queue.register(memory, len) } {
-        tracing::debug!("{len} bytes of blocks cannot be registered with io_uring: {error}; each request pins its own");
+    let error = unsafe { queue.register(memory, len) }.err()?;
+    let limit = match error.raw_os_error() {
+        Some(libc::ENOMEM) => format!(
+            "{len} bytes are beyond the limit of locked memory ({}; ulimit -l): ",
+            locked_limit()
+        ),
+        _ => String::new(),
+    };
+    Some(format!("{limit}{error}"))
+}
+
+fn locked_limit() -> String {
+    match nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_MEMLOCK) {
+        Ok((soft, _)) => format!("{soft} bytes"),
+        Err(errno) => errno.to_string(),
     }
 }
 
@@ -104,6 +122,7 @@ impl<'s> Batch<'s> {
             len: work.piece.len,
             offset: work.piece.start,
             staged: work.is_staged,
+            by_worker: !write && work.piece.len >= BY_WORKER && file.is_copied(),
             tag: block,
         };
         // SAFETY: a block has one user at a time, and a piece's own memory is borrowed by its

@@ -4,7 +4,8 @@
 //! were refused ([`Storage::refused`]). Paths, best first:
 //!
 //! 1. *cufile*: NVIDIA's cuFile, where the library, its driver and the file system have it: the
-//!    disk's controller writes into GPU memory.
+//!    disk's controller writes into GPU memory. In its compatibility mode it copies through host
+//!    memory, so that is used only where cuFile is requested by name.
 //! 2. *io_uring*: several requests in flight, past the page cache (`O_DIRECT`), of registered
 //!    memory. Bytes for a GPU go through pinned blocks, which its copy engines empty while the
 //!    disk fills others; those for host memory go there at once where it is aligned.
@@ -76,6 +77,8 @@ pub struct StorageOptions {
     block: usize,
     depth: usize,
     forced: Option<StoragePath>,
+    /// cuFile's compatibility mode may be used.
+    compatibility: bool,
 }
 
 impl Default for StorageOptions {
@@ -84,6 +87,7 @@ impl Default for StorageOptions {
             block: 4 << 20,
             depth: 16,
             forced: None,
+            compatibility: false,
         }
     }
 }
@@ -99,9 +103,9 @@ impl StorageOptions {
     /// # Errors
     /// [`StorageError::InvalidPath`].
     pub fn from_environment() -> Result<Self, StorageError> {
-        Ok(Self {
-            forced: StoragePath::from_environment()?,
-            ..Self::default()
+        Ok(match StoragePath::from_environment()? {
+            Some(path) => Self::default().path(path),
+            None => Self::default(),
         })
     }
 
@@ -118,8 +122,16 @@ impl StorageOptions {
         self
     }
 
-    /// By this path only.
+    /// By this path only: cuFile in its compatibility mode, too, where it has no better
+    /// ([`Storage::compatibility`]).
     pub fn path(mut self, path: StoragePath) -> Self {
+        self.forced = Some(path);
+        self.compatibility = true;
+        self
+    }
+
+    /// By this path only, as without a choice of the user: not in a compatibility mode.
+    fn only(mut self, path: StoragePath) -> Self {
         self.forced = Some(path);
         self
     }
@@ -156,7 +168,8 @@ impl StorageOptions {
             return Err(StorageError::Refused { path, why: why.clone() });
         }
         let mut refused = Vec::new();
-        let queue = self.queue(&staging, &mut refused)?;
+        let mut queue = self.queue(&mut refused)?;
+        let unregistered = engine::register(&mut queue, &staging);
         let events = (0..context.map_or(0, |_| blocks))
             .map(|_| context.map_or(Err(doorbell_cuda::Error::Empty), Event::new))
             .collect::<Result<_, _>>()?;
@@ -167,29 +180,27 @@ impl StorageOptions {
             stream: stream.cloned(),
             cufile,
             refused,
+            unregistered,
             forced: self.forced,
             block: self.block,
             depth: self.depth,
         })
     }
 
-    fn cufile(&self, has_gpu: bool) -> Result<(), String> {
+    fn cufile(&self, has_gpu: bool) -> Result<cufile::Mode, String> {
         match self.forced {
             Some(forced) if forced != StoragePath::CuFile => Err(format!("{forced} is forced")),
             _ if !has_gpu => Err("it is for GPU memory alone".to_owned()),
-            _ => cufile::available().map_err(str::to_owned),
+            _ => cufile::available(self.compatibility),
         }
     }
 
-    fn queue(&self, staging: &Staging, refused: &mut Vec<RefusedStorage>) -> Result<Queue, StorageError> {
+    fn queue(&self, refused: &mut Vec<RefusedStorage>) -> Result<Queue, StorageError> {
         let path = StoragePath::IoUring;
         let why = match self.forced {
             Some(StoragePath::Pread) => format!("{} is forced", StoragePath::Pread),
             forced => match Queue::ring(self.depth) {
-                Ok(mut queue) => {
-                    engine::register(&mut queue, staging);
-                    return Ok(queue);
-                }
+                Ok(queue) => return Ok(queue),
                 Err(why) if forced == Some(path) => return Err(StorageError::Refused { path, why }),
                 Err(why) => why,
             },
@@ -207,9 +218,10 @@ pub struct Storage {
     /// One for each block, of the copy that has it.
     events: Vec<Event>,
     stream: Option<Stream>,
-    cufile: Result<(), String>,
+    cufile: Result<cufile::Mode, String>,
     /// By host memory.
     refused: Vec<RefusedStorage>,
+    unregistered: Option<String>,
     forced: Option<StoragePath>,
     block: usize,
     depth: usize,
@@ -246,13 +258,23 @@ impl Storage {
     #[must_use]
     pub fn refused_of(&self, file: &File) -> Vec<RefusedStorage> {
         let cufile = self.cufile.as_ref().map_err(Clone::clone);
-        let why = match cufile.and_then(|()| file.cufile().map(drop).map_err(str::to_owned)) {
+        let why = match cufile.and_then(|_| file.cufile().map(drop).map_err(str::to_owned)) {
             Ok(()) => return Vec::new(),
             Err(why) => why,
         };
         let path = StoragePath::CuFile;
         let others = self.refused.iter().cloned();
         std::iter::once(RefusedStorage { path, why }).chain(others).collect()
+    }
+
+    /// Why cuFile, which was requested by name, is in its compatibility mode: its POSIX calls and
+    /// copies through host memory read and write GPU memory. `None` where it is not.
+    #[must_use]
+    pub fn compatibility(&self) -> Option<&str> {
+        match &self.cufile {
+            Ok(cufile::Mode::Compatibility(why)) => Some(why),
+            _ => None,
+        }
     }
 
     /// The path of host memory, and of GPU memory where cuFile is not used.
@@ -269,6 +291,14 @@ impl Storage {
     #[must_use]
     pub fn refused(&self) -> &[RefusedStorage] {
         &self.refused
+    }
+
+    /// Why the blocks are not registered with io_uring, as beyond RLIMIT_MEMLOCK: the kernel then
+    /// pins and unpins their pages for each request. `None` where they are, and without io_uring.
+    #[must_use]
+    #[doc(alias("RLIMIT_MEMLOCK", "io_uring_register_buffers"))]
+    pub fn unregistered(&self) -> Option<&str> {
+        self.unregistered.as_deref()
     }
 
     /// Reads from `offset` of `file` until `into` is full or the file ends, and returns the count

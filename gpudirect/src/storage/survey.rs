@@ -48,7 +48,7 @@ pub fn survey(path: impl AsRef<Path>, stream: Option<&Stream>) -> Result<Storage
 }
 
 fn try_path(path: StoragePath, file: &File, stream: Option<&Stream>) -> Result<(), StorageError> {
-    let options = StorageOptions::new().block(64 << 10).depth(1).path(path);
+    let options = StorageOptions::new().block(64 << 10).depth(1).only(path);
     let Some(stream) = stream else {
         return options.host()?.read_at(file, 0, &mut vec![0]).map(drop);
     };

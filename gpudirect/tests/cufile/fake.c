@@ -20,18 +20,32 @@ static int refuses(const char *what) {
 
 static Status status(int code) { return (Status){code, 0}; }
 
-Status cuFileDriverOpen(void) { return status(refuses("driver") ? 5001 : 0); }
+// Of the compatibility mode: allowed unless it is set otherwise, as by cuFile's configuration.
+static bool allowed = true;
+
+static int without_module(void) { return refuses("module") || refuses("forced"); }
+
+Status cuFileDriverOpen(void) {
+    if (refuses("driver") || (without_module() && !allowed && !refuses("forced"))) return status(5001);
+    return status(0);
+}
 
 Status cuFileDriverGetProperties(unsigned *properties) {
-    properties[0] = refuses("compat") ? 0 : 2;
+    properties[0] = without_module() ? 0 : 2;
     properties[1] = 0;
     return status(0);
 }
 
 #ifdef PARAMETERS
 Status cuFileSetParameterBool(int parameter, bool value) {
-    (void)value;
+    if (parameter == 1) allowed = value;
     return status(parameter == 1 && refuses("parameter") ? 5022 : 0);
+}
+
+Status cuFileGetParameterBool(int parameter, bool *value) {
+    if (parameter != 1 && parameter != 2) return status(5022);
+    *value = parameter == 1 ? allowed : refuses("forced");
+    return status(0);
 }
 #endif
 

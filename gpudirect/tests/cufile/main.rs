@@ -16,38 +16,98 @@ type Outcome = Result<(), Box<dyn Error>>;
 
 const LEN: usize = 1_234_567;
 
-/// What the library refuses, with or without cuFileSetParameterBool, and the reason that is given.
-const CASES: [(&str, bool, Option<&str>); 8] = [
-    ("", true, None),
-    ("", false, None),
-    (
+const NOT_LOADED: &str = "the kernel module nvidia-fs is not loaded";
+const NOT_INITIALIZED: &str =
+    "cuFileDriverOpen: CU_FILE_DRIVER_NOT_INITIALIZED: the kernel module nvidia-fs is not loaded";
+
+struct Case {
+    /// What the library refuses.
+    mode: &'static str,
+    /// Whether it has cuFileSetParameterBool and cuFileGetParameterBool.
+    parameters: bool,
+    /// Why cuFile is not chosen.
+    why: Option<&'static str>,
+    /// What becomes of it where it is requested by name.
+    forced: Forced,
+}
+
+enum Forced {
+    Works,
+    /// In its compatibility mode, for this reason.
+    Compatible(&'static str),
+    /// When it is opened, for this reason.
+    Refused(&'static str),
+    /// With the first request.
+    Later,
+}
+
+const fn case(mode: &'static str, parameters: bool, why: Option<&'static str>, forced: Forced) -> Case {
+    Case {
+        mode,
+        parameters,
+        why,
+        forced,
+    }
+}
+
+const CASES: [Case; 10] = [
+    case("", true, None, Forced::Works),
+    case("", false, None, Forced::Works),
+    case(
         "driver",
         true,
-        Some("cuFileDriverOpen: CU_FILE_DRIVER_NOT_INITIALIZED: the kernel module nvidia-fs is not loaded"),
+        Some(NOT_INITIALIZED),
+        Forced::Refused(
+            "cuFileDriverOpen: CU_FILE_DRIVER_NOT_INITIALIZED: the kernel module nvidia-fs is not loaded; \
+             in its compatibility mode: \
+             cuFileDriverOpen: CU_FILE_DRIVER_NOT_INITIALIZED: the kernel module nvidia-fs is not loaded",
+        ),
     ),
-    (
-        "compat",
+    case(
+        "module",
+        true,
+        Some(NOT_INITIALIZED),
+        Forced::Compatible(NOT_INITIALIZED),
+    ),
+    case(
+        "module",
         false,
         Some("compatibility mode: the kernel module nvidia-fs is not loaded"),
+        Forced::Compatible(NOT_LOADED),
     ),
-    (
+    case(
+        "forced",
+        true,
+        Some("compatibility mode: CUFILE_FORCE_COMPAT_MODE or force_compat_mode of cufile.json is set"),
+        Forced::Compatible("CUFILE_FORCE_COMPAT_MODE or force_compat_mode of cufile.json is set"),
+    ),
+    case(
         "parameter",
         true,
-        Some("cuFileSetParameterBool: status 5022 of cufile.h"),
+        Some("cuFileSetParameterBool: CU_FILE_INVALID_VALUE"),
+        Forced::Refused(
+            "cuFileSetParameterBool: CU_FILE_INVALID_VALUE; in its compatibility mode: \
+             cuFileSetParameterBool: CU_FILE_INVALID_VALUE",
+        ),
     ),
-    (
+    case(
         "filesystem",
         true,
         Some("cuFileHandleRegister: CU_FILE_IO_NOT_SUPPORTED: the file system is not supported"),
+        Forced::Later,
     ),
-    ("io", true, Some("CU_FILE_INTERNAL_ERROR: cufile.log says more")),
-    ("errno", true, None),
+    case(
+        "io",
+        true,
+        Some("CU_FILE_INTERNAL_ERROR: cufile.log says more"),
+        Forced::Later,
+    ),
+    case("errno", true, None, Forced::Works),
 ];
 
 fn main() -> ExitCode {
     if let Some(case) = env::var("CUFILE_CASE").ok().and_then(|case| case.parse::<usize>().ok()) {
-        let (mode, _, why) = CASES[case];
-        return match run(mode, why) {
+        return match run(&CASES[case]) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 println!("{error}");
@@ -59,7 +119,7 @@ fn main() -> ExitCode {
     let libraries = [false, true].map(|parameters| build(folder.path(), parameters));
     let program = env::current_exe().expect("the path of this program");
     let mut outcome = ExitCode::SUCCESS;
-    for (case, (mode, parameters, _)) in CASES.iter().enumerate() {
+    for (case, Case { mode, parameters, .. }) in CASES.iter().enumerate() {
         let output = Command::new(&program)
             .envs(environment(ExecutionMode::Prompt, 1))
             .env("DOORBELL_CUFILE_LIBRARY", &libraries[usize::from(*parameters)])
@@ -92,7 +152,8 @@ fn build(folder: &Path, parameters: bool) -> PathBuf {
     library
 }
 
-fn run(mode: &str, why: Option<&str>) -> Outcome {
+fn run(case: &Case) -> Outcome {
+    let Case { mode, why, .. } = *case;
     let stream = Stream::new(&Driver::load()?.device(0)?.context()?)?;
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("data");
@@ -113,15 +174,8 @@ fn run(mode: &str, why: Option<&str>) -> Outcome {
     let found = survey(&path, Some(&stream))?;
     let refused = found.paths[0].1.as_ref().err().map(String::as_str);
     expect("the survey's reason", refused, why)?;
-    let forced = StorageOptions::new().path(StoragePath::CuFile).on_stream(&stream);
-    if let Some(why) = why.filter(|_| !["filesystem", "io"].contains(&mode)) {
-        let said = forced.err().map(|error| error.to_string());
-        expect(
-            "forced",
-            said.as_deref(),
-            Some(&*format!("cufile is forced, and refused: {why}")),
-        )?;
-    }
+    forced(&case.forced, &stream, &file, &bytes)?;
+    fs::write(&path, &bytes)?;
 
     // What cuFile refuses goes another way, with the same bytes.
     let mut storage = StorageOptions::new().block(64 << 10).depth(4).on_stream(&stream)?;
@@ -135,6 +189,35 @@ fn run(mode: &str, why: Option<&str>) -> Outcome {
     let reasons = storage.refused_of(&file);
     let first = reasons.first().filter(|refused| refused.path == StoragePath::CuFile);
     expect("the reason", first.map(|refused| refused.why.as_str()), why)
+}
+
+/// Requested by name, cuFile may use its compatibility mode, and says so.
+fn forced(expected: &Forced, stream: &Stream, file: &File, bytes: &[u8]) -> Outcome {
+    let opened = StorageOptions::new().path(StoragePath::CuFile).on_stream(stream);
+    match (expected, opened) {
+        (Forced::Refused(why), opened) => {
+            let said = opened.err().map(|error| error.to_string());
+            let refused = format!("cufile is forced, and refused: {why}");
+            expect("forced", said.as_deref(), Some(&*refused))
+        }
+        (Forced::Later, opened) => {
+            let memory = GpuMemory::alloc(stream.context(), LEN)?;
+            match opened?.read_at(&File::open(file.path())?, 0, memory.all()) {
+                Err(StorageError::Refused { .. }) => Ok(()),
+                other => Err(format!("forced: {other:?}").into()),
+            }
+        }
+        (Forced::Works | Forced::Compatible(_), opened) => {
+            let mut storage = opened?;
+            let mode = match expected {
+                Forced::Compatible(why) => Some(*why),
+                _ => None,
+            };
+            expect("the compatibility mode", storage.compatibility(), mode)?;
+            read_and_write(&mut storage, stream, file, bytes)?;
+            expect("the path", Some(storage.path_of(file)), Some(StoragePath::CuFile))
+        }
+    }
 }
 
 fn read_and_write(storage: &mut Storage, stream: &Stream, file: &File, bytes: &[u8]) -> Outcome {

@@ -3,6 +3,8 @@
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -158,53 +160,75 @@ fn options_out_of_range_are_refused() {
     }
 }
 
-/// On a tmpfs of one megabyte, which root mounts in a mount namespace of its own thread.
+/// On a tmpfs of one megabyte, and on ext4 of two, which a loop device holds: root mounts them in a
+/// mount namespace of its own thread.
 #[test]
 fn no_space_is_an_error_at_its_offset() {
-    let folder = folder();
-    let path = folder.path().to_owned();
-    let mounted = thread::spawn(move || small_tmpfs(&path).map(|()| without_space(&path)));
-    match mounted.join().expect("the thread ends") {
-        Ok(()) => {}
-        Err(reason) => eprintln!("left out: {reason}"),
+    for mount in [small_tmpfs, small_ext4] {
+        let (folder, images) = (folder(), folder());
+        let path = folder.path().to_owned();
+        let image = images.path().join("image");
+        let mounted = thread::spawn(move || {
+            own_mounts()?;
+            mount(&path, &image)?;
+            without_space(&path);
+            Ok::<_, String>(())
+        });
+        match mounted.join().expect("the thread ends") {
+            Ok(()) => {}
+            Err(reason) => eprintln!("left out: {reason}"),
+        }
     }
 }
 
-#[expect(unsafe_code, reason = "namespaces and mounts")]
-fn small_tmpfs(path: &std::path::Path) -> Result<(), String> {
-    let target = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).map_err(|e| e.to_string())?;
+#[expect(unsafe_code, reason = "namespaces")]
+fn own_mounts() -> Result<(), String> {
     let last = |what: &str| format!("{what}: {}", std::io::Error::last_os_error());
     // SAFETY: the strings are C strings, and the namespace is this thread's alone.
     unsafe {
         if libc::unshare(libc::CLONE_NEWNS) != 0 {
             return Err(last("unshare"));
         }
+        let private = libc::MS_REC | libc::MS_PRIVATE;
         if libc::mount(
             c"none".as_ptr(),
             c"/".as_ptr(),
             std::ptr::null(),
-            libc::MS_REC | libc::MS_PRIVATE,
+            private,
             std::ptr::null(),
         ) != 0
         {
             return Err(last("mount as private"));
         }
-        let size = c"size=1m";
-        if libc::mount(
-            c"none".as_ptr(),
-            target.as_ptr(),
-            c"tmpfs".as_ptr(),
-            0,
-            size.as_ptr().cast(),
-        ) != 0
-        {
-            return Err(last("mount of a tmpfs"));
-        }
     }
     Ok(())
 }
 
-fn without_space(folder: &std::path::Path) {
+fn small_tmpfs(target: &Path, _: &Path) -> Result<(), String> {
+    command(
+        Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=1m", "none"])
+            .arg(target),
+    )
+}
+
+fn small_ext4(target: &Path, image: &Path) -> Result<(), String> {
+    let file = fs::File::create(image).and_then(|file| file.set_len(2 << 20));
+    file.map_err(|e| e.to_string())?;
+    let features = ["-q", "-O", "^has_journal", "-m", "0", "-b", "4096"];
+    command(Command::new("mkfs.ext4").args(features).arg(image))?;
+    command(Command::new("mount").args(["-o", "loop"]).arg(image).arg(target))
+}
+
+fn command(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|e| format!("{command:?}: {e}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr))),
+    }
+}
+
+fn without_space(folder: &Path) {
     let allocated = File::create_new(folder.join("allocated")).expect("created");
     let error = allocated.allocate(4 << 20).expect_err("more than there is");
     assert!(

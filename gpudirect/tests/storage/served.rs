@@ -156,3 +156,68 @@ fn a_forged_key_writes_nothing() {
     });
     outcome.expect_err("the key was refused");
 }
+
+/// What a client learns of a file that is truncated, written or replaced after it had requested the
+/// length.
+#[test]
+fn a_file_that_changes_while_it_is_served_is_an_error_until_its_length_is_requested_again() {
+    let folder = folder();
+    let path = folder.path().join("data");
+    let outcome = with_server(folder.path(), |pd, exchange| {
+        let mut client = FileClient::new(pd, exchange).expect("a client");
+        let inbox = pd.register(vec![0; 100_000], PeerWrite).expect("registered");
+        let changes: [(&str, &dyn Fn()); 3] = [
+            ("it had 100000 bytes, and has 50000", &|| {
+                let file = fs::OpenOptions::new().write(true).open(&path);
+                file.and_then(|file| file.set_len(50_000)).expect("truncated");
+            }),
+            ("it was written to, or replaced", &|| {
+                // Not within the tick of the clock that stamps have.
+                thread::sleep(Duration::from_millis(20));
+                fs::write(&path, pattern(100_000)).expect("written");
+            }),
+            ("it was written to, or replaced", &|| {
+                let other = folder.path().join("other");
+                fs::write(&other, pattern(100_000)).expect("a file");
+                fs::rename(&other, &path).expect("replaced");
+            }),
+        ];
+        for (what, change) in changes {
+            fs::write(&path, pattern(100_000)).expect("a file");
+            assert_eq!(client.len("data").expect("served"), 100_000);
+            assert_eq!(client.read_at("data", 0, inbox.remote()).expect("read"), 100_000);
+            change();
+            let error = client
+                .read_at("data", 0, inbox.remote())
+                .expect_err("changed")
+                .to_string();
+            let expected =
+                format!("data: 100000 bytes at offset 0: the server: data: has changed while it was read: {what}");
+            assert_eq!(error, expected);
+            client.len("data").expect("served");
+            client.read_at("data", 0, inbox.remote()).expect("as it is now");
+        }
+        client.finish().expect("finished");
+    });
+    outcome.expect("served");
+}
+
+#[test]
+fn of_one_file_nothing_else_in_its_folder_is_served() {
+    let folder = folder();
+    fs::create_dir(folder.path().join("real")).expect("a folder");
+    fs::write(folder.path().join("real/data"), b"12345").expect("a file");
+    fs::write(folder.path().join("real/secret"), b"secret").expect("a file");
+    symlink("real/data", folder.path().join("link")).expect("a link");
+    let server = FileServer::one_file(folder.path().join("link")).expect("a file");
+    assert_eq!(
+        server.open("link".as_ref()).expect("opened").len().expect("a length"),
+        5
+    );
+    for name in ["secret", "data", "./link", "real/data", "../link"] {
+        let error = server.open(name.as_ref()).expect_err("not served").to_string();
+        assert_eq!(error, format!("{name}: cannot open: link alone is served"));
+    }
+    let error = FileServer::one_file(folder.path().join("real")).expect_err("a folder");
+    assert!(error.to_string().contains("neither a regular file"), "{error}");
+}

@@ -8,7 +8,7 @@ use doorbell_softroce_ibverbs::{api, process_group};
 use doorbell_verbs::cm::{CmError, ConnectionManager};
 use doorbell_verbs::{Context, DeviceError, Library, PortState};
 
-use crate::cli::{ConnectionArgs, SoftArgs};
+use crate::cli::SoftArgs;
 use crate::failure::{Failure, one_line};
 use crate::report::LinkKind;
 
@@ -63,13 +63,12 @@ pub(crate) enum Reach {
 /// [`Failure::Usage`] when there is no such device or options do not fit it; [`Failure::Test`] when
 /// it cannot be opened.
 pub(crate) fn open(
-    connection: &ConnectionArgs,
+    named: Option<&str>,
     soft: &SoftArgs,
     seed: u64,
     side: Side,
     reach: Reach,
 ) -> Result<Device, Failure> {
-    let named = connection.device.as_deref();
     let soft_devices = Soft::configured(soft, seed, side)?;
     let soft_name = match named {
         Some(name) => soft_devices.has(name).then_some(name),

@@ -1,10 +1,12 @@
 //! The arguments of `doorbell bw file`.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use clap::Args;
 use doorbell_gpudirect::storage::StoragePath;
 
+use crate::cli::SoftArgs;
 use crate::units::parse_bytes;
 
 pub(crate) const NOTES: &str = "\
@@ -12,16 +14,22 @@ Each round measures, in turn, the same bytes of the file: the limits of the disk
 without Doorbell, and Doorbell. FILE is only read. Writes are measured with a file that the command makes beside it and
 removes; of a folder, reads too. --no-write measures reads alone.
 
+With --serve a process serves FILE, or the files below a folder, until Ctrl-C: it reads them past the page cache, and
+its adapter WRITEs them into the memory of clients, which name them with --from. Clients are not authenticated.
+
 Examples:
   doorbell bw file weights.safetensors       from the disk into host memory
   doorbell bw file --gpu 0 /mnt/nvme         into and from memory of a GPU, with a file of its own
+  doorbell bw file --serve --bind 192.0.2.7 weights.safetensors   for other machines, and on one of them:
+  doorbell bw file --from 192.0.2.7 --gpu 0 weights.safetensors   from that machine's disk into a GPU's memory
 
 Exit status: 0 done, 1 the test failed (wrong data, no space), 2 bad usage.";
 
 /// The arguments.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Clone)]
+// fields: the options of the command
 pub(crate) struct FileArgs {
-    /// The file to read, or a folder in which to make one
+    /// The file to read, or a folder in which to make one; with --from its name at the server
     pub(crate) file: PathBuf,
     /// Into and from memory of this GPU [default: host memory]
     #[arg(long, value_name = "N")]
@@ -47,4 +55,33 @@ pub(crate) struct FileArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) remote: RemoteArgs,
+    #[command(flatten)]
+    pub(crate) soft: SoftArgs,
+}
+
+/// A served file.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Between processes")]
+#[group(skip)]
+pub(crate) struct RemoteArgs {
+    /// Serve FILE, or the files below a folder, by queue pairs
+    #[arg(long, conflicts_with_all = ["from", "gpu", "size", "block", "depth", "rounds", "path", "no_write", "json"])]
+    pub(crate) serve: bool,
+    /// Read FILE of the server on this host
+    #[arg(long, value_name = "HOST", conflicts_with = "no_write")]
+    pub(crate) from: Option<String>,
+    /// Read this local file in turn with the served one, and compare their bytes
+    #[arg(long, value_name = "FILE", requires = "from")]
+    pub(crate) beside: Option<PathBuf>,
+    /// Address to serve on
+    #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST), requires = "serve")]
+    pub(crate) bind: IpAddr,
+    /// TCP port of the server
+    #[arg(long, value_name = "PORT", default_value_t = 18517)]
+    pub(crate) port: u16,
+    /// RDMA device, from `doorbell devices` [default: the first active one, else soft0]
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) device: Option<String>,
 }

@@ -6,9 +6,12 @@
 //! rounds, a ratio that of the rounds' ratios.
 
 mod args;
+mod fetch;
 mod scratch;
+mod serve;
 mod status;
 mod subjects;
+mod table;
 
 use std::path::Path;
 use std::time::Instant;
@@ -21,7 +24,7 @@ use serde::Serialize;
 
 use crate::failure::{Failure, one_line, refused};
 use crate::interrupt::Interrupt;
-use crate::limits::{Ratio, median};
+use crate::limits::median;
 use crate::report;
 
 pub(crate) use args::{FileArgs, NOTES};
@@ -29,6 +32,7 @@ use scratch::Scratch;
 use status::status;
 pub(crate) use status::{StorageStatus, tried};
 use subjects::{Place, Window};
+use table::Row;
 
 const DEFAULT_SIZE: u64 = 256 << 20;
 /// Room in which a file of this command's own has windows at several offsets.
@@ -80,22 +84,6 @@ impl Subject {
 }
 
 #[derive(Debug, Serialize)]
-struct Row {
-    name: &'static str,
-    bytes_per_s: f64,
-    /// What it is held against: for Doorbell.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    ratios: Vec<Comparison>,
-}
-
-#[derive(Debug, Serialize)]
-struct Comparison {
-    against: &'static str,
-    #[serde(flatten)]
-    ratio: Ratio,
-}
-
-#[derive(Debug, Serialize)]
 // fields: the keys of the JSON object
 struct Report {
     tool: &'static str,
@@ -122,6 +110,16 @@ struct Report {
 /// [`Failure::Usage`] for a GPU or path that is not there; [`Failure::Test`] for wrong data, or
 /// where a file cannot be read or written.
 pub(crate) fn run(args: &FileArgs) -> Result<(), Failure> {
+    match &args.remote.from {
+        Some(host) => return fetch::run(args, host),
+        None if args.remote.serve => return serve::run(args),
+        None if args.remote.device.is_some() || args.soft.is_set() => {
+            return Err(Failure::usage(
+                "a device carries nothing between a file and this process: use --serve, or --from HOST",
+            ));
+        }
+        None => {}
+    }
     let interrupt = Interrupt::catch()?;
     let time = report::now();
     let mut bench = Bench::open(args)?;
@@ -299,6 +297,11 @@ impl Bench {
     /// Checks every byte of a window after Doorbell has read or written it.
     fn verify(&mut self, window: Window, write: bool) -> Result<(), Failure> {
         self.carry_out(Subject::Doorbell, window, write)?;
+        self.place.check(self.path(write), window)?;
+        if write {
+            return Ok(());
+        }
+        self.place.read_in_parts(&mut self.storage, &self.file, window)?;
         self.place.check(self.path(write), window)
     }
 }
@@ -350,19 +353,14 @@ fn rows(subjects: &[Subject], rates: &[Vec<f64>], write: bool) -> Vec<Row> {
         (Some(disk), None) => disk.to_vec(),
         (None, _) => Vec::new(),
     };
-    let against = |name, rounds: &[f64], own: &[f64]| {
-        let ratios: Vec<f64> = own.iter().zip(rounds).map(|(own, other)| own / other).collect();
-        let ratio = Ratio::of(&ratios)?;
-        Some(Comparison { against: name, ratio })
-    };
     let rows = subjects.iter().zip(rates).filter_map(|(subject, own)| {
         let ratios = if *subject == Subject::Doorbell {
             let plain = of(Subject::Plain).unwrap_or_default();
             let dd = of(Subject::Dd).unwrap_or_default();
             [
-                against("slower_limit", &limit, own),
-                against(Subject::Dd.name(write), dd, own),
-                against(Subject::Plain.name(write), plain, own),
+                table::comparison("slower_limit", &limit, own),
+                table::comparison(Subject::Dd.name(write), dd, own),
+                table::comparison(Subject::Plain.name(write), plain, own),
             ]
             .into_iter()
             .flatten()
@@ -372,6 +370,7 @@ fn rows(subjects: &[Subject], rates: &[Vec<f64>], write: bool) -> Vec<Row> {
         };
         Some(Row {
             name: subject.name(write),
+            what: subject.what(of(Subject::Bus).is_some()),
             bytes_per_s: median(own.clone())?,
             ratios,
         })
@@ -380,14 +379,13 @@ fn rows(subjects: &[Subject], rates: &[Vec<f64>], write: bool) -> Vec<Row> {
 }
 
 fn text(report: &Report) -> String {
-    use std::fmt::Write;
     let gpu = report
         .gpu
         .as_deref()
         .map(|name| format!(" of {name}"))
         .unwrap_or_default();
-    let mut text = format!(
-        "# {} bytes of {}, {} memory{gpu}, blocks of {} bytes, {} in flight, {} rounds\n{}",
+    format!(
+        "# {} bytes of {}, {} memory{gpu}, blocks of {} bytes, {} in flight, {} rounds\n{}{}",
         report.bytes,
         report.file,
         report.memory,
@@ -395,21 +393,6 @@ fn text(report: &Report) -> String {
         report.depth,
         report.rounds,
         report.storage.lines("# "),
-    );
-    let _ = write!(text, "\n{:<16} {:>14}  what it is", "#name", "rate[GB/s]");
-    for row in &report.results {
-        let subject = SUBJECTS
-            .into_iter()
-            .find(|one| [one.name(false), one.name(true)].contains(&row.name));
-        let what = subject.map_or("", |one| one.what(report.gpu.is_some()));
-        let _ = write!(text, "\n{:<16} {:>14.3}  {what}", row.name, row.bytes_per_s / 1e9);
-        for Comparison { against, ratio } in &row.ratios {
-            let _ = write!(
-                text,
-                "\n{:<16} {:>14.2}  of {against} ({:.2} to {:.2})",
-                "", ratio.median, ratio.least, ratio.greatest
-            );
-        }
-    }
-    text
+        table::lines(&report.results),
+    )
 }

@@ -9,7 +9,7 @@ use std::thread;
 
 use doorbell_cuda::{HostMemory, Memory as _, Span, Stream};
 use doorbell_gpudirect::GpuMemory;
-use doorbell_gpudirect::storage::{File, Storage};
+use doorbell_gpudirect::storage::{File, Read, Storage};
 use doorbell_verbs::{HugePage, Memory};
 use nix::fcntl::{OFlag, PosixFadviseAdvice, posix_fadvise};
 
@@ -185,6 +185,45 @@ impl Place {
         outcome.map_err(refused)
     }
 
+    /// The same bytes as a batch of reads, none of which begins where a block of the disk does.
+    pub(super) fn read_in_parts(&mut self, storage: &mut Storage, file: &File, window: Window) -> Result<(), Failure> {
+        const PARTS: usize = 7;
+        let part = (window.len / PARTS).max(1);
+        let offset = |at: usize| window.offset + at as u64;
+        let mut reads: Vec<Read<'_>> = match self {
+            Place::Host(memory) => memory[..window.len]
+                .chunks_mut(part)
+                .enumerate()
+                .map(|(index, into)| Read {
+                    file,
+                    offset: offset(index * part),
+                    into: into.into(),
+                })
+                .collect(),
+            Place::Gpu { memory, .. } => (0..window.len)
+                .step_by(part)
+                .map(|at| {
+                    let into = memory.span(at..window.len.min(at + part)).map_err(refused)?;
+                    Ok(Read {
+                        file,
+                        offset: offset(at),
+                        into: into.into(),
+                    })
+                })
+                .collect::<Result<_, Failure>>()?,
+        };
+        let counts = storage.read_batch(&mut reads).map_err(refused)?;
+        match counts.iter().sum::<usize>() {
+            all if all == window.len => Ok(()),
+            fewer => Err(Failure::test(format!(
+                "{}: ends at offset {}, before {}",
+                file.path().display(),
+                offset(fewer),
+                offset(window.len)
+            ))),
+        }
+    }
+
     pub(super) fn write(&self, storage: &mut Storage, file: &File, window: Window) -> Result<(), Failure> {
         let outcome = match self {
             Place::Host(memory) => storage.write_at(file, window.offset, &memory[..window.len]),
@@ -198,28 +237,41 @@ impl Place {
 
     /// Compares its bytes with those that read(2) gives.
     pub(super) fn check(&self, path: &Path, window: Window) -> Result<(), Failure> {
-        let file = fs::File::open(path).map_err(refused)?;
-        let (mut expected, mut got) = (vec![0; window.block], vec![0; window.block]);
-        for (at, len) in window.blocks() {
-            let offset = window.offset + at as u64;
-            file.read_exact_at(&mut expected[..len], offset).map_err(refused)?;
-            match self {
-                Place::Host(memory) => got[..len].copy_from_slice(&memory[at..at + len]),
-                Place::Gpu { memory, stream, pinned } => {
-                    copy(stream, pinned.span(..len), memory.span(at..at + len)).map_err(refused)?;
-                    pinned.copy_out(0, &mut got[..len]).map_err(refused)?;
-                }
+        compare(path, window, |at, bytes| match self {
+            Place::Host(memory) => {
+                bytes.copy_from_slice(&memory[at..at + bytes.len()]);
+                Ok(())
             }
-            if let Some(wrong) = (0..len).find(|byte| expected[*byte] != got[*byte]) {
-                return Err(Failure::test(format!(
-                    "{}: wrong data at offset {}",
-                    path.display(),
-                    offset + wrong as u64
-                )));
+            Place::Gpu { memory, stream, pinned } => {
+                let len = bytes.len();
+                copy(stream, pinned.span(..len), memory.span(at..at + len))?;
+                pinned.copy_out(0, bytes)
             }
-        }
-        Ok(())
+        })
     }
+}
+
+/// Compares a window of a file, as read(2) gives it, with what `get` returns of it, block by block.
+pub(super) fn compare(
+    path: &Path,
+    window: Window,
+    get: impl Fn(usize, &mut [u8]) -> Result<(), doorbell_cuda::Error>,
+) -> Result<(), Failure> {
+    let file = fs::File::open(path).map_err(refused)?;
+    let (mut expected, mut got) = (vec![0; window.block], vec![0; window.block]);
+    for (at, len) in window.blocks() {
+        let offset = window.offset + at as u64;
+        file.read_exact_at(&mut expected[..len], offset).map_err(refused)?;
+        get(at, &mut got[..len]).map_err(refused)?;
+        if let Some(wrong) = (0..len).find(|byte| expected[*byte] != got[*byte]) {
+            return Err(Failure::test(format!(
+                "{}: wrong data at offset {}",
+                path.display(),
+                offset + wrong as u64
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// A copy that is done.

@@ -6,7 +6,8 @@ results, losses, training over a lossy network, and that a rank is notified when
 the port is down; prints figures beside NCCL's sockets, by turns. Not for machines whose MPS daemon
 others use.
 
-Usage: nccl.py DOORBELL [--turns N] [PART]..., with the parts speeds, losses, drops, variants, survivors
+Usage: nccl.py DOORBELL [--turns N] [--budget SECONDS] [PART]..., with the parts speeds, losses, drops, variants,
+survivors. `drops` takes at most the budget, and reports the steps that were done by then.
 Exit status: 0, or 1 when a check failed.
 """
 
@@ -22,6 +23,9 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 SIZES = [8, 1 << 20, 16 << 20, 128 << 20]
 LIMIT = 90
+STEPS = 40
+# Seconds that two ranks take to import PyTorch and to connect, about.
+START_UP = 40
 ENVIRONMENT = {
     "NCCL_P2P_DISABLE": "1",
     "NCCL_SHM_DISABLE": "1",
@@ -111,28 +115,84 @@ def losses(paths):
             failed.append(f"losses of {kind}")
 
 
-def drops(turns, soft):
-    """40 steps over UDP that loses 1 % of the packets: losses as without, in at most three times the time."""
-    over = lambda faults, **extra: {**STAGED, "DOORBELL_LINK": "udp", "DOORBELL_FAULTS": faults, **extra}
-    times, digests = {"drop=0": [], "drop=0.01": []}, set()
-    for turn in range(turns):
-        for drop, found in times.items():
-            for _, digest, seconds in run(f"ddp {drop}", soft, "ddp:40", **over(f"{drop},seed={turn + 1}")):
-                found.append(float(seconds))
-                digests.add(digest)
-                print(f"  ddp, 40 steps over UDP, {drop}: losses {digest}, {found[-1] * 1e3:.2f} ms a step", flush=True)
-    if len(digests) != 1:
-        failed.append(f"losses with drops: {digests}")
-    if all(times.values()):
-        ratio = statistics.median(times["drop=0.01"]) / statistics.median(times["drop=0"])
-        print(f"  with drop=0.01 {ratio:.2f} times the time without")
-        if ratio > 3:
-            failed.append("time with drops")
-    alone = over("drop=0.01,seed=1", DOORBELL_TAIL_LOSS_PROBES="0")
-    statuses, texts = Ranks(soft, "ddp:40", **alone).wait()
-    found = [line.split() for line in texts[0].splitlines() if line.startswith("losses")]
-    done = f"{float(found[0][2]) * 1e3:.2f} ms a step" if found else f"not done in {LIMIT} s ({statuses})"
-    print(f"  the same without tail-loss probes: {done}")
+class Training:
+    """Steps of training over UDP with faults, read from rank 0's lines while it runs."""
+
+    def __init__(self, name, soft, faults, **extra):
+        self.name, self.began = name, time.time()
+        over = {**STAGED, "DOORBELL_LINK": "udp", "DOORBELL_FAULTS": faults, "EACH_STEP": "1", **extra}
+        self.ranks = Ranks(soft, f"ddp:{STEPS}", **over)
+        self.read, self.seconds, self.digests, self.first = 0, [], [], None
+
+    def lines(self):
+        """The new whole lines of rank 0, read beside its own writes: the position of those is not changed."""
+        file = self.ranks.outputs[0].fileno()
+        text = os.pread(file, 1 << 20, self.read)
+        whole = text[: text.rfind(b"\n") + 1]
+        self.read += len(whole)
+        return whole.decode(errors="replace").splitlines()
+
+    def take(self):
+        for line in self.lines():
+            words = line.split()
+            if len(words) == 4 and words[0] == "step":
+                self.first = self.first or time.time() - self.began
+                self.digests.append(words[2])
+                self.seconds.append(float(words[3]))
+
+    def run(self, limit):
+        """Until all steps are done or `limit` has passed; a line of progress every five seconds."""
+        end, shown = time.time() + limit, time.time()
+        # A rank ends when all steps are done, or with an error.
+        while all(rank.poll() is None for rank in self.ranks.ranks) and time.time() < end:
+            time.sleep(0.2)
+            self.take()
+            if len(self.seconds) == STEPS:
+                break
+            if time.time() - shown >= 5:
+                shown = time.time()
+                print(f"    {self.name}: {len(self.seconds)} of {STEPS} steps after {shown - self.began:.0f} s")
+        # Leaving may take as long as a connection's timeouts, and is no part of the steps.
+        statuses, texts = self.ranks.wait(min(5, max(end - time.time(), 1)))
+        self.take()
+        done = len(self.seconds)
+        if done < STEPS:
+            print(f"    {self.name}: ended with {statuses} after {done} of {STEPS} steps")
+            print("\n".join([line for line in texts[0].splitlines() if not line.startswith("step")][-10:]))
+        if done:
+            print(
+                f"  ddp over UDP, {self.name}: {done} of {STEPS} steps, losses {self.digests[-1]}, "
+                f"{self.mean(done) * 1e3:.2f} ms a step ({statistics.median(self.seconds) * 1e3:.2f} median, "
+                f"{max(self.seconds) * 1e3:.0f} most), the first after {self.first:.1f} s"
+            )
+        return self
+
+    def mean(self, steps):
+        """Of the first steps without the very first, in which NCCL connects."""
+        return statistics.fmean(self.seconds[1:steps] or self.seconds)
+
+
+def drops(budget, soft):
+    """Steps over UDP that loses 1 % of the packets: losses as without, in at most three times the time."""
+    end = time.time() + budget
+    without = Training("drop=0", soft, "drop=0,seed=1").run(budget / 3)
+    lossy = Training("drop=0.01", soft, "drop=0.01,seed=1").run(end - time.time())
+    if not without.seconds or not lossy.seconds:
+        failed.append("no step with drops")
+        return
+    both = min(len(without.digests), len(lossy.digests))
+    if without.digests[:both] != lossy.digests[:both]:
+        failed.append("losses with drops")
+    ratio = lossy.mean(both) / without.mean(both)
+    print(f"  with drop=0.01 {ratio:.2f} times the time without, by {both} steps of each")
+    if ratio > 3 or both < STEPS:
+        failed.append(f"time with drops: {ratio:.2f} times, {both} of {STEPS} steps")
+    rest = end - time.time()
+    if rest < START_UP:
+        print(f"  without tail-loss probes: left out, as {rest:.0f} s of the budget are left")
+        return
+    name = "drop=0.01 without tail-loss probes"
+    Training(name, soft, "drop=0.01,seed=1", DOORBELL_TAIL_LOSS_PROBES="0").run(rest)
 
 
 def survivor(name, command, seconds, kill, **extra):
@@ -177,10 +237,13 @@ def survivors(doorbell, soft):
 
 
 def main():
+    # Through a pipe, too, each line when it is printed.
+    sys.stdout.reconfigure(line_buffering=True)
     parser = argparse.ArgumentParser()
     parser.add_argument("doorbell")
     parser.add_argument("parts", nargs="*", default=["speeds", "losses", "drops", "variants", "survivors"])
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--budget", type=float, default=145, help="seconds of the part drops")
     args = parser.parse_intermixed_args()
     doorbell = os.path.abspath(args.doorbell)
     soft = [doorbell, "run", "--"]
@@ -193,7 +256,7 @@ def main():
     parts = {
         "speeds": lambda: speeds(args.turns, {**paths, **over_udp}),
         "losses": lambda: losses(paths),
-        "drops": lambda: drops(args.turns, soft),
+        "drops": lambda: drops(args.budget, soft),
         "variants": lambda: variants(doorbell, soft),
         "survivors": lambda: survivors(doorbell, soft),
     }

@@ -37,7 +37,7 @@ def all_reduce(sizes, seconds):
 
 
 def train(kind, steps):
-    """The digest of all ranks' mean losses, and the time of a step."""
+    """The digest of all ranks' mean losses, and the time of a step; with EACH_STEP a line of each step, too."""
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(1)
     layers = [nn.Sequential(nn.Linear(1024, 1024), nn.ReLU()) for _ in range(8)]
@@ -53,8 +53,10 @@ def train(kind, steps):
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
     random = torch.Generator(device=GPU)
     random.manual_seed(100 + RANK)
+    each = RANK == 0 and os.environ.get("EACH_STEP")
     digest, since = hashlib.sha256(), time.time()
-    for _ in range(steps):
+    for step in range(steps):
+        began = time.time()
         batch = torch.randn(64, 1024, device=GPU, generator=random)
         loss = ((model(batch) - batch.sum(1, keepdim=True) / 32) ** 2).mean()
         optimiser.zero_grad()
@@ -63,6 +65,8 @@ def train(kind, steps):
         loss = loss.detach().clone()
         dist.all_reduce(loss)
         digest.update(loss.cpu().numpy().tobytes())
+        if each:
+            print("step", step, digest.hexdigest()[:16], time.time() - began, flush=True)
     if RANK == 0:
         print("losses", digest.hexdigest()[:16], (time.time() - since) / steps, flush=True)
 

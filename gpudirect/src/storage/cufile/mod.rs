@@ -1,5 +1,6 @@
-//! NVIDIA's cuFile: the disk's controller reads and writes GPU memory. It divides long requests
-//! among threads of its own, so that a request is one call.
+//! NVIDIA's cuFile: the disk's controller reads and writes GPU memory, or in its compatibility mode
+//! POSIX calls and copies do. It divides long requests among threads of its own, so that a request
+//! is one call.
 
 mod sys;
 
@@ -8,26 +9,58 @@ use std::os::fd::RawFd;
 use std::sync::OnceLock;
 
 use doorbell_cuda::Span;
+use parking_lot::Mutex;
 
 use sys::{RawHandle, Table};
 
 /// The maximum of a call; others follow.
 const MAX_CALL: usize = 1 << 30;
 
-/// The opened library; it stays open.
+/// The library, which stays loaded.
 static LIBRARY: OnceLock<Result<Table, String>> = OnceLock::new();
+static DRIVER: Mutex<Driver> = Mutex::new(Driver {
+    direct: None,
+    compatibility: None,
+});
 
 fn library() -> Result<&'static Table, &'static str> {
-    let opened = LIBRARY.get_or_init(|| {
-        let table = Table::load()?;
-        table.open().map(|()| table)
-    });
-    opened.as_ref().map_err(String::as_str)
+    LIBRARY.get_or_init(Table::load).as_ref().map_err(String::as_str)
 }
 
-/// Whether the library and its driver are here, or why not.
-pub(super) fn available() -> Result<(), &'static str> {
-    library().map(drop)
+/// How cuFile's driver, of which a process has one, carries out reads and writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// The disk's controller accesses GPU memory.
+    Direct,
+    /// cuFile's compatibility mode, with the reason for it: POSIX calls, and copies.
+    Compatibility(String),
+}
+
+/// What opening the driver gave, without and with its compatibility mode allowed.
+struct Driver {
+    direct: Option<Result<Mode, String>>,
+    compatibility: Option<Result<(), String>>,
+}
+
+/// The mode of the driver, or why there is none. The compatibility mode copies through host memory
+/// as this crate does, so only a caller that has requested cuFile by name allows it.
+pub(super) fn available(allow_compatibility: bool) -> Result<Mode, String> {
+    let library = library()?;
+    let mut driver = DRIVER.lock();
+    let direct = driver.direct.get_or_insert_with(|| library.open()).clone();
+    match direct {
+        Ok(Mode::Compatibility(why)) if !allow_compatibility => Err(format!("compatibility mode: {why}")),
+        Err(why) if allow_compatibility => {
+            let opened = driver
+                .compatibility
+                .get_or_insert_with(|| library.open_in_compatibility_mode());
+            opened
+                .clone()
+                .map(|()| Mode::Compatibility(why.clone()))
+                .map_err(|also| format!("{why}; in its compatibility mode: {also}"))
+        }
+        outcome => outcome,
+    }
 }
 
 /// A file's registration, whose descriptor must stay open as long as it exists.

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
+use super::Mode;
+
 const LIBRARY: &str = "libcufile.so.0";
 const LIBRARY_ENV: &str = "DOORBELL_CUFILE_LIBRARY";
 
@@ -52,6 +54,8 @@ struct Properties {
 const OPAQUE_FD: c_uint = 1;
 /// `CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE`.
 const ALLOW_COMPAT_MODE: c_int = 1;
+/// `CUFILE_PARAM_FORCE_COMPAT_MODE`.
+const FORCE_COMPAT_MODE: c_int = 2;
 /// `CUFILE_PARAM_USE_PCIP2PDMA`.
 const USE_PCIP2PDMA: c_int = 7;
 
@@ -65,6 +69,7 @@ pub(super) struct Table {
     write: unsafe extern "C" fn(RawHandle, *const c_void, usize, i64, i64) -> isize,
     /// From CUDA 12.8 on.
     set_parameter_bool: Option<unsafe extern "C" fn(c_int, bool) -> Status>,
+    get_parameter_bool: Option<unsafe extern "C" fn(c_int, *mut bool) -> Status>,
 }
 
 impl Table {
@@ -99,34 +104,68 @@ impl Table {
             set_parameter_bool: unsafe { library.get(b"cuFileSetParameterBool") }
                 .ok()
                 .map(|symbol| *symbol),
+            // SAFETY: as above.
+            get_parameter_bool: unsafe { library.get(b"cuFileGetParameterBool") }
+                .ok()
+                .map(|symbol| *symbol),
         })
     }
 
     /// Opens cuFile's driver without its compatibility mode, in which it would copy through host
-    /// memory as this crate does.
-    pub(super) fn open(&self) -> Result<(), String> {
-        if let Some(set) = self.set_parameter_bool {
-            // SAFETY: it takes numbers, and keeps no pointer.
-            unsafe {
-                check("cuFileSetParameterBool", set(ALLOW_COMPAT_MODE, false))?;
-                // Older kernels have no P2PDMA for GPUs; then nvidia-fs is needed.
-                let _ = set(USE_PCIP2PDMA, true);
-            }
+    /// memory as this crate does. It is in that mode all the same where its configuration forces
+    /// it, and of versions without [`Table::set`] where nvidia-fs is not loaded.
+    pub(super) fn open(&self) -> Result<Mode, String> {
+        self.set(ALLOW_COMPAT_MODE, false)?;
+        // Older kernels have no P2PDMA for GPUs; then nvidia-fs is needed.
+        let _ = self.set(USE_PCIP2PDMA, true);
+        self.open_driver()?;
+        // Only now: opening reads the configuration.
+        if self.get(FORCE_COMPAT_MODE) == Some(true) {
+            let why = "CUFILE_FORCE_COMPAT_MODE or force_compat_mode of cufile.json is set";
+            return Ok(Mode::Compatibility(why.to_owned()));
         }
+        if self.get(ALLOW_COMPAT_MODE) != Some(false) && self.nvidia_fs_version()? == (0, 0) {
+            let why = "the kernel module nvidia-fs is not loaded";
+            return Ok(Mode::Compatibility(why.to_owned()));
+        }
+        Ok(Mode::Direct)
+    }
+
+    /// Opens the driver in the compatibility mode, after [`Table::open`] has failed.
+    pub(super) fn open_in_compatibility_mode(&self) -> Result<(), String> {
+        self.set(ALLOW_COMPAT_MODE, true)?;
+        self.open_driver()
+    }
+
+    fn open_driver(&self) -> Result<(), String> {
         // SAFETY: no parameters.
-        check("cuFileDriverOpen", unsafe { (self.driver_open)() })?;
-        if self.set_parameter_bool.is_none() {
-            let mut properties = MaybeUninit::<Properties>::zeroed();
-            // SAFETY: the pointer is to more room than any version's structure needs.
-            let status = unsafe { (self.driver_get_properties)(properties.as_mut_ptr()) };
-            check("cuFileDriverGetProperties", status)?;
-            // SAFETY: zeroed, and numbers.
-            let properties = unsafe { properties.assume_init() };
-            if (properties.nvfs_major, properties.nvfs_minor) == (0, 0) {
-                return Err("compatibility mode: the kernel module nvidia-fs is not loaded".to_owned());
-            }
+        check("cuFileDriverOpen", unsafe { (self.driver_open)() })
+    }
+
+    /// Of versions before CUDA 12.8 the configuration decides.
+    fn set(&self, parameter: c_int, value: bool) -> Result<(), String> {
+        match self.set_parameter_bool {
+            // SAFETY: it takes numbers, and keeps no pointer.
+            Some(set) => check("cuFileSetParameterBool", unsafe { set(parameter, value) }),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    fn get(&self, parameter: c_int) -> Option<bool> {
+        let mut value = false;
+        // SAFETY: the pointer is to a local value.
+        let status = unsafe { self.get_parameter_bool?(parameter, &raw mut value) };
+        (status.code == 0).then_some(value)
+    }
+
+    fn nvidia_fs_version(&self) -> Result<(c_uint, c_uint), String> {
+        let mut properties = MaybeUninit::<Properties>::zeroed();
+        // SAFETY: the pointer is to more room than any version's structure needs.
+        let status = unsafe { (self.driver_get_properties)(properties.as_mut_ptr()) };
+        check("cuFileDriverGetProperties", status)?;
+        // SAFETY: zeroed, and numbers.
+        let properties = unsafe { properties.assume_init() };
+        Ok((properties.nvfs_major, properties.nvfs_minor))
     }
 
     pub(super) fn register(&self, fd: c_int) -> Result<RawHandle, String> {
@@ -191,6 +230,7 @@ fn check(call: &str, status: Status) -> Result<(), String> {
 pub(super) fn describe(code: c_int, cuda: c_int) -> String {
     let words = match code.abs() {
         5001 => "CU_FILE_DRIVER_NOT_INITIALIZED: the kernel module nvidia-fs is not loaded",
+        5002 => "CU_FILE_DRIVER_INVALID_PROPS",
         5003 => "CU_FILE_DRIVER_UNSUPPORTED_LIMIT",
         5004 => "CU_FILE_DRIVER_VERSION_MISMATCH: nvidia-fs is of another version",
         5005 => "CU_FILE_DRIVER_VERSION_READ_ERROR",
@@ -201,11 +241,16 @@ pub(super) fn describe(code: c_int, cuda: c_int) -> String {
         5011 => return format!("CU_FILE_CUDA_DRIVER_ERROR: CUDA error {cuda}"),
         5012 => "CU_FILE_CUDA_POINTER_INVALID",
         5013 => "CU_FILE_CUDA_MEMORY_TYPE_INVALID",
+        5014 => "CU_FILE_CUDA_POINTER_RANGE_ERROR",
+        5015 => "CU_FILE_CUDA_CONTEXT_MISMATCH",
         5018 => "CU_FILE_INVALID_FILE_TYPE",
         5019 => "CU_FILE_INVALID_FILE_OPEN_FLAG",
+        5020 => "CU_FILE_DIO_NOT_SET",
+        5022 => "CU_FILE_INVALID_VALUE",
         5025 => "CU_FILE_PERMISSION_DENIED",
         5030 => "CU_FILE_INTERNAL_ERROR: cufile.log says more",
         5033 => "CU_FILE_NVFS_SETUP_ERROR: nvidia-fs is not loaded, or of another version",
+        5034 => "CU_FILE_IO_DISABLED: the configuration disables cuFile for the file",
         5036 => "CU_FILE_GPU_MEMORY_PINNING_FAILED",
         _ => return format!("status {code} of cufile.h"),
     };

@@ -41,7 +41,14 @@ impl FileClient {
         self
     }
 
-    /// The length of a file.
+    /// What the server gives every client that connects, without a meaning here.
+    #[must_use]
+    pub fn data(&self) -> &[u8] {
+        self.peer.peer_data()
+    }
+
+    /// The length of a file. Reads of it, up to the next call of this, fail if it was changed
+    /// since.
     ///
     /// # Errors
     /// [`ServeError::Refused`] with the server's reason; of the connection.
@@ -56,7 +63,7 @@ impl FileClient {
     /// [`Arrivals::publish`](crate::Arrivals::publish).
     ///
     /// # Errors
-    /// [`ServeError::Refused`] with the server's reason; of the connection. Any byte of `into` may
+    /// [`ServeError::Read`] with the server's reason, or of the connection. Any byte of `into` may
     /// have changed, and after an error of the connection may still change.
     pub fn read_at<K: GrantsWrite>(
         &mut self,
@@ -66,15 +73,18 @@ impl FileClient {
     ) -> Result<u64, ServeError> {
         let mut done = 0;
         for part in into.chunks(MAX_READ) {
+            let at = offset.saturating_add(done);
             let request = Request::Read {
                 name: name.as_ref().to_owned(),
-                offset: offset.saturating_add(done),
+                offset: at,
                 into: Remote::from_raw(part.addr(), part.rkey().0, part.len()),
             };
-            let count = self.request(&request)?;
-            if count > part.len() {
-                return Err(ServeError::Protocol("a count beyond what was requested"));
-            }
+            let count = self.request(&request);
+            let count = count.and_then(|count| match count {
+                beyond if beyond > part.len() => Err(ServeError::Protocol("a count beyond what was requested")),
+                count => Ok(count),
+            });
+            let count = count.map_err(|error| error.of(name.as_ref(), at, part.len()))?;
             done += count;
             if count < part.len() {
                 break;

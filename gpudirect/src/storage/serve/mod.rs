@@ -25,7 +25,8 @@
 //! ```
 //!
 //! A name is resolved below the server's folder alone: openat2(2) refuses one that leaves it, also
-//! by symbolic links. Files are only read. Hosts are not authenticated, and data is not encrypted:
+//! by symbolic links. Files are only read; of one whose length the client has requested last a read
+//! fails if it was changed since. Hosts are not authenticated, and data is not encrypted:
 //! serve only on networks whose hosts may read all of the folder.
 //!
 //! # The protocol, version 1
@@ -57,6 +58,7 @@ mod client;
 mod message;
 mod server;
 
+use std::ffi::OsStr;
 use std::io;
 use std::path::PathBuf;
 
@@ -83,6 +85,18 @@ pub enum ServeError {
     /// A file.
     #[error(transparent)]
     Storage(#[from] StorageError),
+    /// A read of a served file failed.
+    #[error("{}: {len} bytes at offset {offset}: {error}", .file.display())]
+    Read {
+        /// The file, as the client has named it.
+        file: PathBuf,
+        /// The offset of the first byte that was requested.
+        offset: u64,
+        /// The count of bytes that were requested.
+        len: u64,
+        /// The reason.
+        error: Box<ServeError>,
+    },
     /// The server could not do what was requested.
     #[error("the server: {text}")]
     Refused {
@@ -103,4 +117,16 @@ pub enum ServeError {
     /// A request of the connection.
     #[error(transparent)]
     Post(#[from] PostError),
+}
+
+impl ServeError {
+    /// The error of a read of these bytes.
+    fn of(self, file: &OsStr, offset: u64, len: u64) -> Self {
+        Self::Read {
+            file: file.into(),
+            offset,
+            len,
+            error: Box::new(self),
+        }
+    }
 }

@@ -1,9 +1,10 @@
 //! The server's side.
 
 use std::collections::VecDeque;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
 use super::ServeError;
 use super::message::{Answer, MAX_ANSWER, MAX_REQUEST, Request};
 use crate::storage::error::{Action, StorageError};
-use crate::storage::{File, Read, Storage, StorageOptions};
+use crate::storage::{File, Read, Stamp, Storage, StorageOptions};
 
 /// Bytes of a read of the disk, and of a WRITE.
 const BLOCK: usize = 1 << 20;
@@ -26,10 +27,20 @@ const BATCH: usize = 8;
 /// Time for the peer's device to acknowledge a block.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Serves the files below a folder.
+/// Serves the files below a folder, or one file.
 pub struct FileServer {
     folder: OwnedFd,
     path: PathBuf,
+    only: Option<Only>,
+    data: Vec<u8>,
+}
+
+/// The one file that is served: the name that clients use, and the one in the folder, which differ
+/// where the first is a symbolic link.
+#[derive(Debug)]
+struct Only {
+    name: OsString,
+    real: OsString,
 }
 
 impl FileServer {
@@ -48,7 +59,43 @@ impl FileServer {
         Ok(Self {
             folder,
             path: path.to_owned(),
+            only: None,
+            data: Vec::new(),
         })
+    }
+
+    /// Serves `file` alone, by the last part of its path.
+    ///
+    /// # Errors
+    /// [`ServeError::Folder`].
+    pub fn one_file(file: impl AsRef<Path>) -> Result<Self, ServeError> {
+        let path = file.as_ref();
+        let failed = |error| ServeError::Folder {
+            folder: path.to_owned(),
+            error,
+        };
+        let resolved = fs::canonicalize(path).map_err(failed)?;
+        let (Some(name), Some(real), Some(folder)) = (path.file_name(), resolved.file_name(), resolved.parent()) else {
+            return Err(failed(io::ErrorKind::InvalidFilename.into()));
+        };
+        let only = Only {
+            name: name.to_owned(),
+            real: real.to_owned(),
+        };
+        let server = Self {
+            only: Some(only),
+            ..Self::new(folder)?
+        };
+        server.open(name)?;
+        Ok(server)
+    }
+
+    /// What clients get when they connect, as [`FileClient::data`](super::FileClient::data): up to
+    /// [`MAX_DATA`](doorbell_verbs::exchange::MAX_DATA) bytes.
+    #[must_use]
+    pub fn data(mut self, data: Vec<u8>) -> Self {
+        self.data = data;
+        self
     }
 
     /// Opens a file below the folder.
@@ -59,7 +106,15 @@ impl FileServer {
         // Not to wait for the other end of a pipe.
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
         let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS;
-        let opened = openat2(&self.folder, name, OpenHow::new().flags(flags).resolve(resolve));
+        let real = match &self.only {
+            Some(only) if only.name != name => {
+                let error = io::Error::other(format!("{} alone is served", only.name.display()));
+                return Err(StorageError::file(Action::Open, Path::new(name), error));
+            }
+            Some(only) => &only.real,
+            None => name,
+        };
+        let opened = openat2(&self.folder, real, OpenHow::new().flags(flags).resolve(resolve));
         let name = Path::new(name);
         let opened = opened.map_err(|errno| StorageError::file(Action::Open, name, errno))?;
         File::of(name, fs::File::from(opened))
@@ -75,13 +130,14 @@ impl FileServer {
         let blocks = pd.register_chunks(Memory::transparent_huge(2 * BATCH * BLOCK), BLOCK, Local)?;
         let inboxes = pd.register_chunks(vec![0; 2 * MAX_REQUEST], MAX_REQUEST, Local)?;
         let options = StorageOptions::from_environment()?.block(BLOCK).depth(BATCH);
-        let peer = exchange.connection(pd, |qp| qp.max_inline_data(MAX_ANSWER as u32), inboxes, b"")?;
+        let peer = exchange.connection(pd, |qp| qp.max_inline_data(MAX_ANSWER as u32), inboxes, &self.data)?;
         let mut session = Session {
             server: self,
             storage: options.host()?,
             peer,
             free: blocks.collect(),
             requests: VecDeque::new(),
+            stamped: None,
             sent: 0,
         };
         session.run()?;
@@ -107,6 +163,8 @@ struct Session<'a> {
     free: Vec<Buffer>,
     /// Received, and not answered yet.
     requests: VecDeque<Result<Request, ServeError>>,
+    /// The file whose length was requested last, as it was then: reads of it must find it so.
+    stamped: Option<(OsString, Stamp)>,
     sent: u64,
 }
 
@@ -129,17 +187,41 @@ impl Session<'_> {
 
     fn carry_out(&mut self, request: &Request) -> Result<u64, ServeError> {
         match request {
-            Request::Length { name } => Ok(self.server.open(name)?.len()?),
-            Request::Read { name, offset, into } => {
+            Request::Length { name } => {
                 let file = self.server.open(name)?;
-                let sent = self.send(&file, *offset, *into);
-                // Also after an error: the blocks are of the next request.
-                while self.free.len() < 2 * BATCH {
-                    self.acknowledged()?;
-                }
-                self.sent += sent.as_ref().copied().unwrap_or(0);
-                sent
+                let (len, stamp) = (file.len()?, file.stamp()?);
+                self.stamped = Some((name.clone(), stamp));
+                Ok(len)
             }
+            Request::Read { name, offset, into } => {
+                let sent = self.read_and_send(name, *offset, *into);
+                // Errors of the file are the client's to report.
+                sent.map_err(|error| match error {
+                    ServeError::Storage(_) => error,
+                    error => error.of(name, *offset, into.len()),
+                })
+            }
+        }
+    }
+
+    fn read_and_send(&mut self, name: &OsStr, offset: u64, into: Remote<WriteAccess>) -> Result<u64, ServeError> {
+        let file = self.server.open(name)?;
+        self.check_unchanged(name, &file)?;
+        let sent = self.send(&file, offset, into);
+        // Also after an error: the blocks are of the next request.
+        while self.free.len() < 2 * BATCH {
+            self.acknowledged()?;
+        }
+        self.sent += sent.as_ref().copied().unwrap_or(0);
+        let sent = sent?;
+        self.check_unchanged(name, &file)?;
+        Ok(sent)
+    }
+
+    fn check_unchanged(&self, name: &OsStr, file: &File) -> Result<(), StorageError> {
+        match &self.stamped {
+            Some((stamped, stamp)) if stamped == name => file.check_unchanged(stamp),
+            _ => Ok(()),
         }
     }
 
@@ -233,8 +315,13 @@ fn failed(error: &StorageError) -> Answer {
         StorageError::File { error, .. } | StorageError::Io { error, .. } => error.raw_os_error(),
         _ => None,
     };
+    let advice = match errno {
+        // Of RESOLVE_BENEATH: the error's own words are of hard links.
+        Some(libc::EXDEV) => ": it is outside of what is served",
+        _ => "",
+    };
     Answer::Failed {
         errno: errno.unwrap_or(0),
-        text: error.to_string(),
+        text: format!("{error}{advice}"),
     }
 }
