@@ -21,7 +21,7 @@ use crate::host::HostConfig;
 pub use convergence::{Interval, convergence};
 pub use incast::{Incast, incast};
 pub use loss::{Loss, loss};
-pub use model::{FixedPoint, fixed_point};
+pub use model::{FixedPoint, fixed_point, model, open_loop};
 pub use parking_lot::{ParkingLot, parking_lot};
 pub use ring::{Ring, ring};
 pub use sleepers::{Sleepers, sleepers};
