@@ -92,6 +92,7 @@ pub(super) fn tables() -> Vec<Table> {
         "queue, KB",
         "controller alone, KB",
         "difference, %",
+        "by the paper's NP, KB",
         "model, KB",
         "difference, %",
         "p10, KB",
@@ -114,15 +115,14 @@ pub(super) fn tables() -> Vec<Table> {
 
 fn row(flows: usize, delay: u64) -> Vec<String> {
     let point = fixed_point(flows, delay, Duration::from_millis(100), 1);
+    let bytes = |queue: Option<f64>| queue.map_or("beyond Kmax".into(), kilobytes);
     let beside = |reference: Option<f64>| {
         let difference = |reference: f64| format!("{:+.0}", 100.0 * (point.queue / reference - 1.0));
-        [
-            reference.map_or("beyond Kmax".into(), kilobytes),
-            reference.map_or(String::new(), difference),
-        ]
+        [bytes(reference), reference.map_or(String::new(), difference)]
     };
     let mut row = vec![flows.to_string(), kilobytes(point.queue)];
     row.extend(beside(open_loop(flows, Notification::Forgets)));
+    row.push(bytes(open_loop(flows, Notification::Remembers)));
     row.extend(beside(point.model_queue));
     row.extend([
         kilobytes(point.range[0] as f64),
