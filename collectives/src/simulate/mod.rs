@@ -19,6 +19,7 @@
 mod chart;
 mod engine;
 mod fabric;
+mod figure;
 mod links;
 mod queue;
 mod symmetry;
@@ -33,6 +34,7 @@ use crate::types::{DataType, Protocol, Rank};
 
 pub use chart::chart;
 pub use fabric::{Fabric, Leaves, Straggler};
+pub use figure::{Axis, Line, Panel, figure};
 pub use table::{Row, fastest, table};
 
 /// Maximum ranks for consecutive operations: with more their skew matters less.

@@ -55,27 +55,82 @@ impl Model {
         low
     }
 
-    /// The queue in bytes that marks with this probability; `None` beyond `p_max`, where the model
-    /// has no fixed point and the queue is at `k_max`.
+    /// The queue in bytes; `None` beyond `p_max`, where the model has no fixed point and the queue
+    /// is at `k_max`.
     pub fn queue(&self, red: &Red) -> Option<f64> {
-        let marking = self.marking();
-        (marking <= red.p_max).then(|| red.k_min as f64 + marking / red.p_max * (red.k_max - red.k_min) as f64)
+        red.queue(self.marking())
+    }
+
+    /// The queue in bytes from `from` to `until` seconds, in steps of 1 µs: flows start at the full
+    /// rate, and what they do is by the marks and rates of `delay` seconds before. `packet`: bytes
+    /// on the link.
+    pub fn run(&self, red: &Red, packet: f64, delay: f64, [from, until]: [f64; 2]) -> Vec<f64> {
+        const STEP: f64 = 1e-6;
+        let lag = (delay / STEP) as usize;
+        let (mut past, mut samples): (Vec<(f64, f64)>, Vec<f64>) = Default::default();
+        let (mut rate, mut target, mut alpha, mut queue) = (self.capacity, self.capacity, 1.0, 0.0);
+        for step in 0..(until / STEP) as usize {
+            // A probability of 1 has no logarithm.
+            past.push((red.probability((queue * packet) as u64).min(1.0 - 1e-9), rate));
+            let (marking, then) = if step < lag { (0.0, rate) } else { past[step - lag] };
+            let terms = self.terms(marking, then);
+            let distance = target - rate;
+            let change = distance / 2.0 * (terms.by_bytes + terms.by_timer) - rate * alpha / 2.0 * terms.cnps;
+            target += (terms.additive - distance * terms.cnps) * STEP;
+            alpha += GAIN / self.tau_alpha * (terms.alpha - alpha) * STEP;
+            queue = (queue + (self.flows * rate - self.capacity) * STEP).max(0.0);
+            (rate, target) = ((rate + change * STEP).min(self.capacity), target.min(self.capacity));
+            if step as f64 * STEP >= from {
+                samples.push(queue * packet);
+            }
+        }
+        samples
     }
 
     /// How the target rate changes when the current rate does not, at its fair share.
     fn drift(&self, p: f64) -> f64 {
         let rate = self.capacity / self.flows;
-        let cnp = 1.0 - (1.0 - p).powf(self.tau * rate);
-        let alpha = 1.0 - (1.0 - p).powf(self.tau_alpha * rate);
-        let survive = |packets: f64| (1.0 - p).powf(packets);
-        // Increases per second by the byte counter and by the timer.
-        let by_bytes = rate * p / (survive(-self.counter) - 1.0);
-        let by_timer = rate * p / (survive(-self.timer * rate) - 1.0);
+        let terms = self.terms(p, rate);
         // The rate is constant: cuts equal half of the distance to the target per increase.
-        let distance = rate * alpha * cnp / (self.tau * (by_bytes + by_timer));
-        let additive = self.additive
-            * (survive(self.fast_recovery * self.counter) * by_bytes
-                + survive(self.fast_recovery * self.timer * rate) * by_timer);
-        additive - distance * cnp / self.tau
+        let distance = rate * terms.alpha * terms.cnps / (terms.by_bytes + terms.by_timer);
+        terms.additive - distance * terms.cnps
     }
+
+    /// What happens at a probability of marks and a rate, both of a feedback delay ago.
+    fn terms(&self, p: f64, rate: f64) -> Terms {
+        // Of no mark among as many packets.
+        let survive = |packets: f64| ((-p).ln_1p() * packets).exp();
+        // How often that many packets pass without a mark, per second.
+        let passes = |packets: f64| {
+            let gap = (-(-p).ln_1p() * packets).exp_m1();
+            if p > 0.0 { rate * p / gap } else { rate / packets }
+        };
+        let (counter, timer) = (self.counter, self.timer * rate);
+        let (by_bytes, by_timer) = (passes(counter), passes(timer));
+        Terms {
+            cnps: (1.0 - survive(self.tau * rate)) / self.tau,
+            alpha: 1.0 - survive(self.tau_alpha * rate),
+            by_bytes,
+            by_timer,
+            additive: self.additive
+                * (survive(self.fast_recovery * counter) * by_bytes + survive(self.fast_recovery * timer) * by_timer),
+        }
+    }
+}
+
+/// `g`.
+const GAIN: f64 = 1.0 / 256.0;
+
+/// The terms of the equations.
+struct Terms {
+    /// CNPs per second.
+    cnps: f64,
+    /// What alpha tends to.
+    alpha: f64,
+    /// Increases per second by the byte counter.
+    by_bytes: f64,
+    /// Increases per second by the timer.
+    by_timer: f64,
+    /// What additive increases add to the target rate, in packets/s².
+    additive: f64,
 }

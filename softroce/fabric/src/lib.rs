@@ -3,8 +3,9 @@
 //! clock. Every run is a function of its seed.
 //!
 //! [`topology`] has the nodes and links, [`switch`] the buffer, [`host`] an endpoint and its port,
-//! [`traffic`] the flows, [`fabric`] the events, [`events`] their queue. [`measure`] has the statistics, [`fluid`] the model
-//! of DCQCN that its authors published, [`scenario`] the experiments of the command.
+//! [`traffic`] the flows, [`fabric`] the events, [`events`] their queue. [`measure`] has the
+//! statistics, [`fluid`] the model of DCQCN that its authors published, [`open_loop`] the engine's
+//! controller at a constant probability of marks, [`scenario`] the experiments of the command.
 #![forbid(unsafe_code)]
 
 pub mod events;
@@ -13,6 +14,7 @@ pub mod fluid;
 pub mod host;
 pub mod measure;
 mod memory;
+pub mod open_loop;
 pub mod packet;
 pub mod port;
 pub mod scenario;

@@ -34,6 +34,12 @@ impl Red {
             1.0
         }
     }
+
+    /// The queue that is marked with this probability; `None` beyond `p_max`.
+    pub fn queue(&self, probability: f64) -> Option<f64> {
+        (probability <= self.p_max)
+            .then(|| self.k_min as f64 + probability / self.p_max * (self.k_max - self.k_min) as f64)
+    }
 }
 
 /// PFC: a port whose packets occupy more than the threshold has its peer paused.

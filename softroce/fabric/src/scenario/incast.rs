@@ -30,21 +30,14 @@ pub struct Incast {
     pub drops: u64,
     /// PAUSE frames from 10 ms on.
     pub pauses: u64,
-    /// Completion times of flows of 1 MiB that start together: median and 99th percentile; `None`
-    /// when some did not end within a second.
+    /// Of [`completion`].
     pub completion: Option<[Duration; 2]>,
 }
 
 /// `senders` to one receiver; endless flows are measured for `time`.
 pub fn incast(senders: usize, control: Control, pfc: bool, time: Duration, seed: u64) -> Incast {
-    let switch = SwitchConfig {
-        buffer: BUFFER,
-        pfc: pfc.then(Pfc::default),
-        ..SwitchConfig::default()
-    };
-    let star = Topology::star(senders + 1, switch, link(GIGABITS, 1));
     let config = control.config(seed);
-    let mut fabric = Fabric::new(&star, config);
+    let mut fabric = Fabric::new(&star(senders, pfc), config);
     for src in 1..=senders {
         fabric.add(FlowSpec::endless(src, 0, Instant::ZERO));
     }
@@ -56,24 +49,38 @@ pub fn incast(senders: usize, control: Control, pfc: bool, time: Duration, seed:
     fabric.run(until);
     let rates = fabric.rates(from.since(Instant::ZERO), until.since(Instant::ZERO), config.bin);
     let queue = &fabric.watched[0].queue;
-
-    let mut short = Fabric::new(&star, config);
-    for src in 1..=senders {
-        short.add(FlowSpec {
-            messages: MESSAGES,
-            message: MESSAGE,
-            ..FlowSpec::endless(src, 0, Instant::ZERO)
-        });
-    }
-    short.run(millis(1000));
     Incast {
         rate: rates.iter().sum(),
         jain: jain(&rates),
         queue: [mean(queue), percentile(queue, 0.99) as f64],
         drops: fabric.dropped() - drops,
         pauses: fabric.pauses() - pauses,
-        completion: short.completion_times(),
+        completion: completion(senders, control, pfc, seed),
     }
+}
+
+/// Completion times of flows of 1 MiB that start together: median and 99th percentile; `None` when
+/// some did not end within a second.
+pub fn completion(senders: usize, control: Control, pfc: bool, seed: u64) -> Option<[Duration; 2]> {
+    let mut fabric = Fabric::new(&star(senders, pfc), control.config(seed));
+    for src in 1..=senders {
+        fabric.add(FlowSpec {
+            messages: MESSAGES,
+            message: MESSAGE,
+            ..FlowSpec::endless(src, 0, Instant::ZERO)
+        });
+    }
+    fabric.run(millis(1000));
+    fabric.completion_times()
+}
+
+fn star(senders: usize, pfc: bool) -> Topology {
+    let switch = SwitchConfig {
+        buffer: BUFFER,
+        pfc: pfc.then(Pfc::default),
+        ..SwitchConfig::default()
+    };
+    Topology::star(senders + 1, switch, link(GIGABITS, 1))
 }
 
 pub(super) fn tables() -> Vec<Table> {

@@ -19,9 +19,9 @@ use crate::fabric::Config;
 use crate::host::HostConfig;
 
 pub use convergence::{Interval, convergence};
-pub use incast::{Incast, incast};
+pub use incast::{Incast, completion, incast};
 pub use loss::{Loss, loss};
-pub use model::{FixedPoint, fixed_point};
+pub use model::{FixedPoint, fixed_point, model, open_loop};
 pub use parking_lot::{ParkingLot, parking_lot};
 pub use ring::{Ring, ring};
 pub use sleepers::{Sleepers, sleepers};

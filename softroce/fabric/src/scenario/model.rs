@@ -1,11 +1,13 @@
 //! DCQCN at its fixed point: N flows of one switch to one host at 40 Gb/s, with the parameters of
-//! its paper, beside what the fluid model of its authors predicts.
+//! its paper, beside what the fluid model of its authors predicts and beside the controller alone at
+//! a constant probability of marks.
 
 use std::time::Duration;
 
 use super::{Control, Table, kilobytes, millis};
 use crate::fluid::Model;
 use crate::measure::{jain, mean, percentile};
+use crate::open_loop::{Notification, OpenLoop};
 use crate::port::Node;
 use crate::switch::{Red, SwitchConfig};
 use crate::topology::{Topology, link};
@@ -36,6 +38,23 @@ pub struct FixedPoint {
     pub model_marked: f64,
 }
 
+/// The queue in bytes that marks as many packets as the controller needs for its share, when marks
+/// are independent; `None` beyond `p_max`.
+pub fn open_loop(flows: usize, notification: Notification) -> Option<f64> {
+    let line_rate = GIGABITS * 1_000_000_000 / 8 * PACED / (PACED + FRAMING);
+    let sender = OpenLoop {
+        notification,
+        line_rate,
+        packet: PACED,
+    };
+    Red::DCQCN.queue(sender.marking(line_rate as f64 / flows as f64, 1))
+}
+
+/// The fluid model of these flows.
+pub fn model(flows: usize) -> Model {
+    Model::paper(flows, GIGABITS * 1_000_000_000, PACED + FRAMING, PACED)
+}
+
 /// `flows` for `time` after 20 ms, with this propagation delay of each link in µs.
 pub fn fixed_point(flows: usize, delay: u64, time: Duration, seed: u64) -> FixedPoint {
     let switch = SwitchConfig::default();
@@ -55,7 +74,7 @@ pub fn fixed_point(flows: usize, delay: u64, time: Duration, seed: u64) -> Fixed
     let rates = fabric.rates(from.since(Instant::ZERO), until.since(Instant::ZERO), config.bin);
     let queue = &fabric.watched[0].queue;
     let bits = (after.sent - before.sent) as f64 * 8.0;
-    let model = Model::paper(flows, GIGABITS * 1_000_000_000, PACED + FRAMING, PACED);
+    let model = model(flows);
     FixedPoint {
         queue: mean(queue),
         range: [0.1, 0.9].map(|fraction| percentile(queue, fraction)),
@@ -71,6 +90,9 @@ pub(super) fn tables() -> Vec<Table> {
     let columns = vec![
         "flows",
         "queue, KB",
+        "controller alone, KB",
+        "difference, %",
+        "by the paper's NP, KB",
         "model, KB",
         "difference, %",
         "p10, KB",
@@ -93,19 +115,22 @@ pub(super) fn tables() -> Vec<Table> {
 
 fn row(flows: usize, delay: u64) -> Vec<String> {
     let point = fixed_point(flows, delay, Duration::from_millis(100), 1);
-    let model = point.model_queue;
-    vec![
-        flows.to_string(),
-        kilobytes(point.queue),
-        model.map_or("at Kmax".into(), kilobytes),
-        model.map_or("".into(), |model| {
-            format!("{:+.0}", 100.0 * (point.queue / model - 1.0))
-        }),
+    let bytes = |queue: Option<f64>| queue.map_or("beyond Kmax".into(), kilobytes);
+    let beside = |reference: Option<f64>| {
+        let difference = |reference: f64| format!("{:+.0}", 100.0 * (point.queue / reference - 1.0));
+        [bytes(reference), reference.map_or(String::new(), difference)]
+    };
+    let mut row = vec![flows.to_string(), kilobytes(point.queue)];
+    row.extend(beside(open_loop(flows, Notification::Forgets)));
+    row.push(bytes(open_loop(flows, Notification::Remembers)));
+    row.extend(beside(point.model_queue));
+    row.extend([
         kilobytes(point.range[0] as f64),
         kilobytes(point.range[1] as f64),
         format!("{:.3}", 100.0 * point.marked),
         format!("{:.3}", 100.0 * point.model_marked),
         format!("{:.1}", 100.0 * point.utilization),
         format!("{:.3}", point.jain),
-    ]
+    ]);
+    row
 }

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# DCQCN with marks of the kernel: two userspace devices in the network namespaces `a` and `b`, and a
+# router between them whose link to `b` is slow and has RED with ECN. Packets arrive marked, `b` returns
+# CNPs, and `a` receives each. That the queue stays short is not to be seen in an emulator: packets
+# of a link that it can fill are further apart than the 55 µs after which DCQCN increases the rate.
+# limit: 240
+set -euo pipefail
+
+modprobe -a sch_red sch_tbf || true
+for name in a r b; do
+    ip netns add $name
+    ip -n $name link set lo up
+done
+ip -n a link add a0 type veth peer name r0 netns r
+ip -n b link add b0 type veth peer name r1 netns r
+# The control connection has a link of its own, as RED drops what is not ECN-capable.
+ip -n a link add a1 type veth peer name b1 netns b
+for end in a:a0:10.8.1.2 r:r0:10.8.1.1 r:r1:10.8.2.1 b:b0:10.8.2.2 a:a1:10.8.3.1 b:b1:10.8.3.2; do
+    IFS=: read -r name device address <<< "$end"
+    ip -n $name address add "$address/24" dev "$device"
+    # So that RED marks packets of the path MTU of 4096, not GSO runs.
+    ip -n $name link set "$device" mtu 4200 gso_max_segs 1 up
+done
+ip -n a route add 10.8.2.0/24 via 10.8.1.1
+ip -n b route add 10.8.1.0/24 via 10.8.2.1
+ip netns exec r sh -c 'echo 1 > /proc/sys/net/ipv4/ip_forward'
+if ! tc -n r qdisc add dev r1 root handle 1: tbf rate 50mbit burst 10000 limit 500000 ||
+    ! tc -n r qdisc add dev r1 parent 1: handle 2: red limit 500000 min 30000 max 90000 avpkt 4200 burst 15 \
+        bandwidth 50mbit ecn; then
+    echo "skipped: the kernel has no tbf or no red"
+    exit 0
+fi
+
+# ib_write_bw in a namespace, with DCQCN: its address, its capture, further arguments.
+soft() {
+    ip netns exec "$1" env DOORBELL_SOFT_ADDR="$2" DOORBELL_PCAP="/tmp/$1.pcap" DOORBELL_LINK=udp \
+        DOORBELL_CONGESTION=dcqcn,line=400Mb,min=5Mb \
+        bash -c 'exec -a ib_write_bw "$@"' - "$DOORBELL_BIN/doorbell" -d soft0 -n 50 -u 19 "${@:3}"
+}
+
+soft b 10.8.2.2 &
+pid=$!
+for _ in $(seq 100); do
+    ! ip netns exec b grep -q ":$(printf %04X 18515) .* 0A " /proc/net/tcp /proc/net/tcp6 || break
+    sleep 0.1
+done
+soft a 10.8.1.2 10.8.3.2
+wait $pid
+
+# Packets of the capture of $1 that begin with a pattern: an IPv4 header with CE; a BTH with opcode,
+# migrated, partition, BECN.
+count() { LC_ALL=C grep -oaP "$2" "/tmp/$1.pcap" | wc -l; }
+cnp='\x81\x40\xff\xff\x40'
+marks=$(tc -n r -s qdisc show dev r1 | grep -oP '\bmarked \K[0-9]+')
+received=$(count b '\x45\x03') sent=$(count b $cnp) back=$(count a $cnp)
+echo "$marks packets marked, $received received so; $sent CNPs sent, $back received"
+[ "$marks" -gt 0 ] && [ "$received" -gt 0 ] && [ "$sent" -gt 0 ]
+[ "$sent" -le "$received" ] && [ "$back" -gt 0 ] && [ "$back" -le "$sent" ]
