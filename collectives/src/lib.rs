@@ -77,7 +77,6 @@ macro_rules! debug_fields {
 
 pub mod algorithm;
 pub mod bootstrap;
-mod by_name;
 pub mod communicator;
 pub mod cost;
 pub mod executor;
