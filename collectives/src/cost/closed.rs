@@ -135,8 +135,8 @@ impl Rates {
         }
     }
 
-    /// Messages that ranks exchange concurrently: one rank `sends` as many, and one `receives` as
-    /// many. The slowest of the sender's processor, its link, the receiver's link and its processor.
+    /// Messages that ranks exchange concurrently, of which one rank `sends`, and one `receives`, so
+    /// many: the slowest of the sender's processor, its link, the receiver's link and processor.
     fn stage(&self, sends: f64, receives: f64, bytes: f64) -> f64 {
         let (wire, give, take) = (bytes * self.wire, self.giving(bytes), self.receive + bytes * self.take);
         let posted = sends * give + self.latency + wire + take;

@@ -97,8 +97,8 @@ impl QpInfo {
         QpInfo::checked([0, 4, 8, 12, 16, 48].map(|at| word(at).into()), vaddr, gid)
     }
 
-    /// From the LID, the outstanding reads, the queue pair number, the sequence number, the rkey and
-    /// the shared receive queue's number, each as long as the peer has sent it.
+    /// From the LID, the outstanding reads, the queue pair number, the sequence number, the rkey
+    /// and the shared receive queue's number, each as long as the peer has sent it.
     fn checked(fields: [u64; 6], vaddr: u64, gid: Option<Gid>) -> Result<QpInfo, Malformed> {
         let [lid, out_reads, qpn, psn, rkey, srqn] = fields;
         Ok(QpInfo {
