@@ -64,9 +64,19 @@
 //! - [`cost`], [`tune`], [`topology`]: the choice of algorithm and protocol, and its reasons;
 //!   [`simulate`]: simulated fabrics.
 
+/// Implements `Debug` by the named values, as the type has others that are long or have none.
+macro_rules! debug_fields {
+    ($name:ident, $self:ident, $($field:ident = $value:expr),*) => {
+        impl core::fmt::Debug for $name {
+            fn fmt(&$self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.debug_struct(stringify!($name))$(.field(stringify!($field), &$value))*.finish_non_exhaustive()
+            }
+        }
+    };
+}
+
 pub mod algorithm;
 pub mod bootstrap;
-mod by_name;
 pub mod communicator;
 pub mod cost;
 pub mod executor;

@@ -3,7 +3,7 @@
 use core::fmt;
 
 /// A rank of a communicator, counted from 0.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Rank(pub u32);
 
 impl Rank {
@@ -33,7 +33,7 @@ pub struct UnknownName {
     pub known: String,
 }
 
-/// An enum whose values have names in options and output.
+/// An enum whose values have names in options and output, and for serde.
 macro_rules! named {
     ($(#[$meta:meta])* $type:ident, $what:literal { $($(#[$doc:meta])* $variant:ident = $name:literal,)* }) => {
         $(#[$meta])*
@@ -70,6 +70,19 @@ macro_rules! named {
                     name: name.to_owned(),
                     known: Self::ALL.iter().map(|value| value.name()).collect::<Vec<_>>().join(", "),
                 })
+            }
+        }
+
+        impl serde::Serialize for $type {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.name())
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let name = <String as serde::Deserialize>::deserialize(deserializer)?;
+                name.parse().map_err(serde::de::Error::custom)
             }
         }
     };

@@ -40,6 +40,17 @@
 //! ```
 #![deny(unsafe_code)]
 
+/// Implements `Debug` by the named values, as the type has others that are long or have none.
+macro_rules! debug_fields {
+    ($name:ident, $self:ident, $($field:ident = $value:expr),*) => {
+        impl core::fmt::Debug for $name {
+            fn fmt(&$self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.debug_struct(stringify!($name))$(.field(stringify!($field), &$value))*.finish_non_exhaustive()
+            }
+        }
+    };
+}
+
 mod error;
 pub mod heap;
 #[cfg(feature = "cudarc")]

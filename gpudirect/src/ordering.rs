@@ -204,11 +204,4 @@ impl FlushReader {
     }
 }
 
-impl fmt::Debug for Arrivals {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Arrivals")
-            .field("region", &self.region)
-            .field("flushes", &self.needs_flush())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Arrivals, self, region = self.region, flushes = self.needs_flush());

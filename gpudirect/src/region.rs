@@ -1,6 +1,5 @@
 //! Registered GPU memory: the buffer to post, and how it was registered.
 
-use core::fmt;
 use core::ops::RangeBounds;
 use std::sync::Arc;
 
@@ -138,11 +137,4 @@ impl GpuRegion {
     }
 }
 
-impl fmt::Debug for GpuRegion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GpuRegion")
-            .field("path", &self.0.path)
-            .field("memory", &self.0.memory)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(GpuRegion, self, path = self.0.path, memory = self.0.memory);

@@ -257,13 +257,7 @@ impl Drop for Mapping {
     }
 }
 
-impl fmt::Debug for SmallWindow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SmallWindow")
-            .field("len", &self.len())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(SmallWindow, self, len = self.len());
 
 /// Flushes write-combining buffers.
 #[cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "an instruction by its name"))]

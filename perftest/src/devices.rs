@@ -16,8 +16,6 @@ use crate::topo;
 
 #[derive(Debug, Serialize)]
 struct Listing {
-    tool: &'static str,
-    version: &'static str,
     devices: Vec<Entry>,
     notes: Vec<String>,
 }
@@ -92,8 +90,6 @@ struct Limits {
 /// stdout cannot be written.
 pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
     let mut listing = Listing {
-        tool: "doorbell",
-        version: env!("CARGO_PKG_VERSION"),
         devices: Vec::new(),
         notes: Vec::new(),
     };
@@ -140,7 +136,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
         }
     }
     if args.json {
-        return report::print_json(&listing);
+        return report::print_result(&listing);
     }
     report::print_line(&text(&listing, args.verbose, args.gpu))?;
     for note in &listing.notes {
@@ -324,8 +320,6 @@ mod tests {
 
     fn listing(entry: Entry) -> Listing {
         Listing {
-            tool: "doorbell",
-            version: "0",
             devices: vec![entry],
             notes: Vec::new(),
         }
@@ -408,8 +402,6 @@ mod tests {
         listed.gpus = gpus(&host, "mlx5_0");
         let soft = entry("soft0".into(), LinkKind::SoftUdp, Err("no".into()));
         let listing = Listing {
-            tool: "doorbell",
-            version: "0",
             devices: vec![listed, soft],
             notes: Vec::new(),
         };

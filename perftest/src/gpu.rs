@@ -17,8 +17,6 @@ use crate::storage::{StorageStatus, stream, tried};
 
 #[derive(Debug, Serialize)]
 struct Listing {
-    tool: &'static str,
-    version: &'static str,
     cuda: Option<String>,
     gpus: Vec<Entry>,
     paths: Vec<Pair>,
@@ -97,8 +95,6 @@ struct Reason {
 pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
     let soft = Soft::configured(&args.soft, 0, Side::Single)?;
     let mut listing = Listing {
-        tool: "doorbell",
-        version: env!("CARGO_PKG_VERSION"),
         cuda: None,
         gpus: Vec::new(),
         paths: Vec::new(),
@@ -117,7 +113,7 @@ pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
         listing.storage = storage(file, &listing.gpus)?;
     }
     if args.json {
-        return report::print_json(&listing);
+        return report::print_result(&listing);
     }
     if !listing.gpus.is_empty() {
         report::print_line(&text(&listing))?;

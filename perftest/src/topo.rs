@@ -16,8 +16,6 @@ const SYSFS: &str = "/sys";
 
 #[derive(Serialize)]
 struct Listing<'a> {
-    tool: &'static str,
-    version: &'static str,
     #[serde(flatten)]
     host: &'a Host,
     distances: Vec<Pair<'a>>,
@@ -61,7 +59,7 @@ struct NearGpu<'a> {
 pub(crate) fn run(args: &TopoArgs) -> Result<(), Failure> {
     let host = read(&args.sysfs).map_err(|e| Failure::usage(format!("{e}; --sysfs names another folder")))?;
     if args.json {
-        return report::print_json(&listing(&host));
+        return report::print_result(&listing(&host));
     }
     report::print_line(host.to_string().trim_end())?;
     for note in &host.notes {
@@ -102,8 +100,6 @@ fn listing(host: &Host) -> Listing<'_> {
             .collect(),
     });
     Listing {
-        tool: "doorbell",
-        version: env!("CARGO_PKG_VERSION"),
         host,
         distances: distances.collect(),
         affinity: affinity.collect(),

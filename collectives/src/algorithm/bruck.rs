@@ -2,7 +2,7 @@
 //! ranks at distance 2^i, and forwards other ranks' data. (J. Bruck et al.: Efficient algorithms
 //! for all-to-all communications in multiport message-passing systems, 1997.)
 
-use super::{Members, Recipe, copy, no_blocks, one_block, recv, send};
+use super::{Members, Recipe, SINGLE_RANK, copy, recv, send};
 use crate::plan::{PlanMemory, Span, Step};
 
 /// The distances: 1, 2, 4 … below p.
@@ -13,10 +13,6 @@ fn rounds(p: u32) -> std::ops::Range<u32> {
 /// Each sends all its data to the rank 2^i before it; parts are stored in order of arrival, the own
 /// one first, and sorted at the end. ⌈log₂ p⌉ steps, (p−1)/p·n sent and received, n copied.
 pub(super) const ALL_GATHER: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| {
         let p = members.ranks();
         let parts = |first, parts| Span::new(PlanMemory::Scratch, first, parts);
@@ -36,17 +32,14 @@ pub(super) const ALL_GATHER: Recipe = Recipe {
         Box::new(std::iter::once(own).chain(exchange).chain(sort))
     },
     scratch: |members, v| (0..members.ranks()).map(|part| members.rank(v + part).0).collect(),
-    partial: no_blocks,
+    ..SINGLE_RANK
 };
 
 /// A part for the rank at distance d travels in round i if bit i of d is set; the parts of a round
 /// are packed into one message. ⌈log₂ p⌉ steps; about ⌈log₂ p⌉/2·n sent, received and copied. Not
 /// for all-to-all-v: all parts have one length.
 pub(super) const ALL_TO_ALL: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
     in_place: false,
-    deterministic: true,
     steps: |members, _, v| {
         let p = members.ranks();
         let exchange = rounds(p).flat_map(move |round| {
@@ -71,7 +64,7 @@ pub(super) const ALL_TO_ALL: Recipe = Recipe {
         let p = members.ranks();
         vec![0; (packed_area(p, 1) + parts_in_round(p, 1)) as usize]
     },
-    partial: no_blocks,
+    ..SINGLE_RANK
 };
 
 /// The number of parts 0 … p−1 with bit `round` set.

@@ -9,18 +9,15 @@
 //! Each tree is a strand with its own block; ⌊log₂ m⌋+1 hops from the farthest leaf to the root.
 
 use super::tree::{Node, lowest_bit};
-use super::{Members, Recipe, no_blocks};
+use super::{Members, Recipe, SINGLE_RANK};
 use crate::plan::{BlockForm, PlanMemory};
 
 /// ⌊log₂ (p−1)⌋+1 steps; no rank sends more than n, each but the root receives n.
 pub(super) const BROADCAST: Recipe = Recipe {
     blocks: |_| 2,
     strands: 2,
-    in_place: true,
-    deterministic: true,
     steps: |members, tree, v| Box::new(node(members, tree, v).broadcast().into_iter()),
-    scratch: no_blocks,
-    partial: no_blocks,
+    ..SINGLE_RANK
 };
 
 /// ⌊log₂ (p−1)⌋+1 steps; no rank receives more than n, each but the root sends n. Each reduces (own
@@ -28,11 +25,10 @@ pub(super) const BROADCAST: Recipe = Recipe {
 pub(super) const REDUCE: Recipe = Recipe {
     blocks: |_| 2,
     strands: 2,
-    in_place: true,
     deterministic: false,
     steps: |members, tree, v| Box::new(node(members, tree, v).reduce().into_iter()),
-    scratch: no_blocks,
     partial,
+    ..SINGLE_RANK
 };
 
 /// Reduce to the first of the order, then broadcast. 2·(⌊log₂ (p−1)⌋+1) steps; no rank sends or
@@ -40,14 +36,13 @@ pub(super) const REDUCE: Recipe = Recipe {
 pub(super) const ALL_REDUCE: Recipe = Recipe {
     blocks: |_| 2,
     strands: 2,
-    in_place: true,
     deterministic: false,
     steps: |members, tree, v| {
         let node = node(members, tree, v);
         Box::new(node.reduce().into_iter().chain(node.send_down(PlanMemory::Output)))
     },
-    scratch: no_blocks,
     partial,
+    ..SINGLE_RANK
 };
 
 /// A block for the tree in which the member has children.

@@ -4,7 +4,7 @@
 //! If p is not a power of two, ranks are folded ([`Fold`]), which takes one or two steps more.
 
 use super::fold::{Fold, Role};
-use super::{Members, Recipe, copy, no_blocks, one_block, recv, send};
+use super::{Members, Recipe, SINGLE_RANK, copy, recv, send};
 use crate::plan::{BlockForm, PlanMemory, Span, Step};
 
 /// Recursive halving (reduce-scatter), then recursive doubling (all-gather). 2·log₂ p steps,
@@ -13,15 +13,12 @@ use crate::plan::{BlockForm, PlanMemory, Span, Step};
 /// ⊕ 2) ⊕ (1 ⊕ 3), in every block.
 pub(super) const ALL_REDUCE: Recipe = Recipe {
     blocks: |p| Fold::new(p).cores(),
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| Box::new(all_reduce(members, v).into_iter()),
-    scratch: no_blocks,
     partial: |members, v| match Fold::new(members.ranks()).role(v) {
         Role::Core(core) => kept(members, core).collect(),
         Role::Folded => Vec::new(),
     },
+    ..SINGLE_RANK
 };
 
 fn all_reduce(members: &Members, v: u32) -> Vec<Step> {
@@ -56,10 +53,6 @@ fn all_reduce(members: &Members, v: u32) -> Vec<Step> {
 /// more from a folded rank to its core. Order of reduction as in all-reduce; if the order is not
 /// that of the ranks, each first copies its contribution into that order.
 pub(super) const REDUCE_SCATTER: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| {
         let given = if members.sorted {
             PlanMemory::Input
@@ -88,6 +81,7 @@ pub(super) const REDUCE_SCATTER: Recipe = Recipe {
             Role::Folded => vec![members.rank(v).0],
         }
     },
+    ..SINGLE_RANK
 };
 
 /// The cores whose blocks a core has partial results of: all if it has a folded rank, else those of

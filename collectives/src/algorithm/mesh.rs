@@ -3,7 +3,7 @@
 //!
 //! Reductions are in rank order, in one pass: the same bits for any order of the members.
 
-use super::{Members, Recipe, Steps, copy, no_blocks, one_block, recv, send};
+use super::{Members, Recipe, SINGLE_RANK, Steps, copy, recv, send};
 use crate::plan::{PlanMemory, Span, Step};
 use crate::types::Rank;
 
@@ -41,9 +41,6 @@ fn reduce_all(members: &Members, rank: u32, own: u32, into: Span) -> Step {
 /// received.
 pub(super) const ALL_REDUCE: Recipe = Recipe {
     blocks: |p| p,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| {
         let rank = members.rank(v).0;
         let output = |rank| Span::block(PlanMemory::Output, rank);
@@ -52,18 +49,14 @@ pub(super) const ALL_REDUCE: Recipe = Recipe {
         Box::new(reduce_own(members, v, output(rank)).chain(sends).chain(receives))
     },
     scratch: contributions,
-    partial: no_blocks,
+    ..SINGLE_RANK
 };
 
 /// 1 step, (p−1)/p·n sent and received by each rank.
 pub(super) const REDUCE_SCATTER: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| Box::new(reduce_own(members, v, Span::block(PlanMemory::Output, 0))),
     scratch: contributions,
-    partial: no_blocks,
+    ..SINGLE_RANK
 };
 
 fn reduce_own(members: &Members, v: u32, into: Span) -> impl Iterator<Item = Step> + Send + '_ {
@@ -80,10 +73,6 @@ fn contributions(members: &Members, v: u32) -> Vec<u32> {
 
 /// For the smallest counts of few ranks. 1 step, (p−1)·n sent and received by each rank.
 pub(super) const ONE_SHOT: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| {
         let rank = members.rank(v).0;
         let give = send_order(members, v).map(|to| send(to, Span::block(PlanMemory::Input, 0)));
@@ -92,15 +81,11 @@ pub(super) const ONE_SHOT: Recipe = Recipe {
         Box::new(give.chain(take).chain(std::iter::once_with(reduce)))
     },
     scratch: |members, _| vec![0; members.ranks() as usize - 1],
-    partial: no_blocks,
+    ..SINGLE_RANK
 };
 
 /// 1 step; the root receives (p−1)·n, each other rank sends n.
 pub(super) const REDUCE: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| {
         let (rank, root) = (members.rank(v), members.shape.root);
         if rank != root {
@@ -118,29 +103,19 @@ pub(super) const REDUCE: Recipe = Recipe {
         };
         vec![0; others as usize]
     },
-    partial: no_blocks,
+    ..SINGLE_RANK
 };
 
 /// 1 step; the root sends (p−1)·n, each other rank receives n.
 pub(super) const BROADCAST: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| from_root(members, v, |_| 0),
-    scratch: no_blocks,
-    partial: no_blocks,
+    ..SINGLE_RANK
 };
 
 /// 1 step; the root sends (p−1)/p·n, each other rank receives n/p.
 pub(super) const SCATTER: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| from_root(members, v, |rank| rank),
-    scratch: no_blocks,
-    partial: no_blocks,
+    ..SINGLE_RANK
 };
 
 /// The root sends each rank the block of its input that `block` returns.
@@ -157,10 +132,6 @@ fn from_root(members: &Members, v: u32, block: fn(u32) -> u32) -> Steps<'_> {
 
 /// 1 step; the root receives (p−1)/p·n, each other rank sends n/p.
 pub(super) const GATHER: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| {
         let (rank, root) = (members.rank(v), members.shape.root);
         let input = Span::block(PlanMemory::Input, 0);
@@ -171,31 +142,21 @@ pub(super) const GATHER: Recipe = Recipe {
         let take = receive_order(members, v).map(|from| recv(from, Span::block(PlanMemory::Output, from.0)));
         Box::new(std::iter::once(own).chain(take))
     },
-    scratch: no_blocks,
-    partial: no_blocks,
+    ..SINGLE_RANK
 };
 
 /// 1 step, (p−1)/p·n sent and received by each rank.
 pub(super) const ALL_GATHER: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| exchange(members, v, |_| 0),
-    scratch: no_blocks,
-    partial: no_blocks,
+    ..SINGLE_RANK
 };
 
 /// Also all-to-all-v. 1 step, (p−1)/p·n sent and received by each rank, where n is one rank's
 /// input.
 pub(super) const ALL_TO_ALL: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
     in_place: false,
-    deterministic: true,
     steps: |members, _, v| exchange(members, v, |rank| rank),
-    scratch: no_blocks,
-    partial: no_blocks,
+    ..SINGLE_RANK
 };
 
 /// Sends each rank the block that `block` returns, and stores received blocks by sender.
@@ -210,16 +171,12 @@ fn exchange(members: &Members, v: u32, block: fn(u32) -> u32) -> Steps<'_> {
 
 /// To the next rank, by number, from the previous one. 1 step, n sent and received by each rank.
 pub(super) const SEND_RECV: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
     in_place: false,
-    deterministic: true,
     steps: |members, _, v| {
         let (p, rank) = (members.ranks(), members.rank(v).0);
         let (next, before) = (Rank((rank + 1) % p), Rank((rank + p - 1) % p));
         let give = send(next, Span::block(PlanMemory::Input, 0));
         Box::new([give, recv(before, Span::block(PlanMemory::Output, 0))].into_iter())
     },
-    scratch: no_blocks,
-    partial: no_blocks,
+    ..SINGLE_RANK
 };

@@ -176,16 +176,9 @@ struct Recipe {
     partial: fn(&Members, u32) -> Vec<u32>,
 }
 
-const fn one_block(_ranks: u32) -> u32 {
-    1
-}
-
-const fn no_blocks(_: &Members, _: u32) -> Vec<u32> {
-    Vec::new()
-}
-
+/// Also what the other recipes have where they state nothing else.
 const SINGLE_RANK: Recipe = Recipe {
-    blocks: one_block,
+    blocks: |_| 1,
     strands: 1,
     in_place: true,
     deterministic: true,
@@ -200,8 +193,8 @@ const SINGLE_RANK: Recipe = Recipe {
             Span::block(PlanMemory::Output, 0),
         ))),
     },
-    scratch: no_blocks,
-    partial: no_blocks,
+    scratch: |_, _| Vec::new(),
+    partial: |_, _| Vec::new(),
 };
 
 struct Members {

@@ -5,19 +5,14 @@
 //! needs no folding, as information may reach a rank twice.
 
 use super::fold::{Fold, Role};
-use super::{Members, Recipe, copy, no_blocks, one_block, recv, send};
+use super::{Members, Recipe, SINGLE_RANK, copy, recv, send};
 use crate::plan::{BlockForm, PlanMemory, Span, Step};
 
 /// For the smallest counts. log₂ p steps, log₂ p·n sent and received; ⌊log₂ p⌋+2 steps if p is not
 /// a power of two. Reduced in pairs, then pairs of pairs: ((0 ⊕ 1) ⊕ (2 ⊕ 3)) ⊕ …; a folded rank
 /// with its core first. Both of a pair add the same two values, and so have the same bits.
 pub(super) const ALL_REDUCE: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| Box::new(all_reduce(members, v).into_iter()),
-    scratch: no_blocks,
     partial: |members, v| {
         let fold = Fold::new(members.ranks());
         match fold.role(v) {
@@ -25,6 +20,7 @@ pub(super) const ALL_REDUCE: Recipe = Recipe {
             Role::Folded => Vec::new(),
         }
     },
+    ..SINGLE_RANK
 };
 
 fn all_reduce(members: &Members, v: u32) -> Vec<Step> {
@@ -81,10 +77,6 @@ fn all_reduce(members: &Members, v: u32) -> Vec<Step> {
 /// core with a folded rank sends n more. If the order is not rank order, parts are collected in
 /// that order, and sorted by copying them.
 pub(super) const ALL_GATHER: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| {
         let place = if members.sorted {
             PlanMemory::Output
@@ -102,7 +94,7 @@ pub(super) const ALL_GATHER: Recipe = Recipe {
         let parts = if members.sorted { 0 } else { members.ranks() };
         (0..parts).map(|position| members.rank(position).0).collect()
     },
-    partial: no_blocks,
+    ..SINGLE_RANK
 };
 
 /// Collects all parts in `place`, in the order of the members.
@@ -136,10 +128,7 @@ fn all_gather(members: &Members, v: u32, place: PlanMemory) -> Vec<Step> {
 
 /// Dissemination: in round i each rank notifies the one 2^i behind it. ⌈log₂ p⌉ steps, no bytes.
 pub(super) const BARRIER: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
     in_place: false,
-    deterministic: true,
     steps: |members, _, v| {
         let p = members.ranks();
         let distances = (0..u32::BITS)
@@ -150,6 +139,5 @@ pub(super) const BARRIER: Recipe = Recipe {
             [send(to, Span::empty()), recv(from, Span::empty())]
         }))
     },
-    scratch: no_blocks,
-    partial: no_blocks,
+    ..SINGLE_RANK
 };

@@ -1,7 +1,7 @@
 //! Ring: each rank only sends to the next one. All links are always busy, and the latency grows
 //! with p: for large counts.
 
-use super::{Members, Recipe, copy, no_blocks, one_block, recv, send};
+use super::{Members, Recipe, SINGLE_RANK, copy, recv, send};
 use crate::plan::{BlockForm, PlanMemory, Span, Step};
 
 /// p blocks go around to be reduced, and again to be distributed. 2(p−1) steps, 2(p−1)/p·n sent and
@@ -9,8 +9,6 @@ use crate::plan::{BlockForm, PlanMemory, Span, Step};
 /// the block.
 pub(super) const ALL_REDUCE: Recipe = Recipe {
     blocks: |p| p,
-    strands: 1,
-    in_place: true,
     deterministic: false,
     steps: |members, _, v| {
         let p = members.ranks();
@@ -24,30 +22,26 @@ pub(super) const ALL_REDUCE: Recipe = Recipe {
         });
         Box::new(reduce_around(members, v, move |turn| (v + p - turn) % p, output(v + 1)).chain(gather))
     },
-    scratch: no_blocks,
     partial: |members, v| {
         let p = members.ranks();
         (1..p - 1).map(|turn| (v + p - turn) % p).collect()
     },
+    ..SINGLE_RANK
 };
 
 /// p−1 steps, (p−1)/p·n sent and received by each rank. The part of the rank at position v is
 /// reduced in the order of the ring, from position v+1 on to v.
 pub(super) const REDUCE_SCATTER: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| {
         let p = members.ranks();
         let part = move |turn| members.rank(v + 2 * p - 1 - turn).0;
         Box::new(reduce_around(members, v, part, Span::block(PlanMemory::Output, 0)))
     },
-    scratch: no_blocks,
     partial: |members, v| {
         let p = members.ranks();
         (1..p - 1).map(|turn| members.rank(v + 2 * p - 1 - turn).0).collect()
     },
+    ..SINGLE_RANK
 };
 
 /// In turn t the rank sends block `block(t)` and adds its contribution to `block(t + 1)`; the last
@@ -78,10 +72,6 @@ fn reduce_around<'a>(
 
 /// p−1 steps, (p−1)/p·n sent and received by each rank.
 pub(super) const ALL_GATHER: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| {
         let p = members.ranks();
         let (before, after) = (members.rank(v + p - 1), members.rank(v + 1));
@@ -91,17 +81,12 @@ pub(super) const ALL_GATHER: Recipe = Recipe {
         let others = (1..p - 1).flat_map(move |turn| [send(after, output(turn)), recv(before, output(turn + 1))]);
         Box::new(first.into_iter().chain(others))
     },
-    scratch: no_blocks,
-    partial: no_blocks,
+    ..SINGLE_RANK
 };
 
 /// Along the chain from the root, slices pipelined. p−1 steps; each rank but the last sends n, each
 /// but the root receives n.
 pub(super) const BROADCAST: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| {
         let (input, output) = (Span::block(PlanMemory::Input, 0), Span::block(PlanMemory::Output, 0));
         let (p, u) = (members.ranks(), members.distance_from_root(v));
@@ -111,17 +96,12 @@ pub(super) const BROADCAST: Recipe = Recipe {
         let on = (u < p - 1).then(|| send(members.rank(v + 1), output));
         Box::new(std::iter::once(recv(members.rank(v + p - 1), output)).chain(on))
     },
-    scratch: no_blocks,
-    partial: no_blocks,
+    ..SINGLE_RANK
 };
 
 /// Along the chain that ends at the root. p−1 steps; each rank but the root sends n, each but the
 /// first receives n. Order: positions r−1, r−2 … r+1, r, where r is the root's.
 pub(super) const REDUCE: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| {
         let input = Span::block(PlanMemory::Input, 0);
         let (p, u) = (members.ranks(), members.distance_from_root(v));
@@ -150,9 +130,9 @@ pub(super) const REDUCE: Recipe = Recipe {
         let on = (u > 0).then(|| send(towards_root, into));
         Box::new(std::iter::once(add).chain(on))
     },
-    scratch: no_blocks,
     partial: |members, v| {
         let u = members.distance_from_root(v);
         (u > 0 && u < members.ranks() - 1).then_some(0).into_iter().collect()
     },
+    ..SINGLE_RANK
 };

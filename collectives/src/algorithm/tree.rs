@@ -2,47 +2,34 @@
 //! below its own lowest bit, and so a subtree of consecutive members. ⌈log₂ p⌉ hops, and as many
 //! messages of the root: for small counts.
 
-use super::{Members, Recipe, copy, no_blocks, one_block, recv, send};
+use super::{Members, Recipe, SINGLE_RANK, copy, recv, send};
 use crate::plan::{BlockForm, PlanMemory, Span, Step};
 use crate::types::Rank;
 
 /// The largest subtrees first. ⌈log₂ p⌉ steps; the root sends ⌈log₂ p⌉·n, each other receives n.
 pub(super) const BROADCAST: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| Box::new(Binomial::new(members, v).node().broadcast().into_iter()),
-    scratch: no_blocks,
-    partial: no_blocks,
+    ..SINGLE_RANK
 };
 
 /// ⌈log₂ p⌉ steps; the root receives ⌈log₂ p⌉·n, each other rank sends n. Each reduces its own
 /// contribution with its children's, the smallest subtrees first: ((u ⊕ s₁) ⊕ s₂) ⊕ s₄ …
 pub(super) const REDUCE: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| Box::new(Binomial::new(members, v).node().reduce().into_iter()),
-    scratch: no_blocks,
     partial,
+    ..SINGLE_RANK
 };
 
 /// Reduce to the first of the order, then broadcast. 2·⌈log₂ p⌉ steps; the first rank sends and
 /// receives ⌈log₂ p⌉·n, each other exchanges n with its parent and each child, each way. Order as
 /// in reduce.
 pub(super) const ALL_REDUCE: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| {
         let node = Binomial::new(members, v).node();
         Box::new(node.reduce().into_iter().chain(node.send_down(PlanMemory::Output)))
     },
-    scratch: no_blocks,
     partial,
+    ..SINGLE_RANK
 };
 
 /// The block of partial results of a rank that has children and a parent, or several children.
@@ -55,24 +42,16 @@ fn partial(members: &Members, v: u32) -> Vec<u32> {
 /// Each collects its subtree's parts, and sends them as one message; if the ranks are not
 /// consecutive, the root sorts by copying. ⌈log₂ p⌉ steps; the root receives (p−1)/p·n.
 pub(super) const GATHER: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| Box::new(Binomial::new(members, v).gather().into_iter()),
     scratch: subtree_parts,
-    partial: no_blocks,
+    ..SINGLE_RANK
 };
 
 /// The reverse of gather: ⌈log₂ p⌉ steps; the root sends (p−1)/p·n.
 pub(super) const SCATTER: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
-    in_place: true,
-    deterministic: true,
     steps: |members, _, v| Box::new(Binomial::new(members, v).scatter().into_iter()),
     scratch: subtree_parts,
-    partial: no_blocks,
+    ..SINGLE_RANK
 };
 
 fn subtree_parts(members: &Members, v: u32) -> Vec<u32> {
@@ -91,10 +70,7 @@ fn subtree_parts(members: &Members, v: u32) -> Vec<u32> {
 
 /// A message from each up to the first of the order, and one back. 2·⌈log₂ p⌉ steps, no bytes.
 pub(super) const BARRIER: Recipe = Recipe {
-    blocks: one_block,
-    strands: 1,
     in_place: false,
-    deterministic: true,
     steps: |members, _, v| {
         let Node { parent, children, .. } = Binomial::new(members, v).node();
         let below: Vec<_> = children.into_iter().map(|(child, _)| child).collect();
@@ -105,8 +81,7 @@ pub(super) const BARRIER: Recipe = Recipe {
         let go = below.into_iter().rev().map(|child| send(child, Span::empty()));
         Box::new(come.chain(through).chain(go))
     },
-    scratch: no_blocks,
-    partial: no_blocks,
+    ..SINGLE_RANK
 };
 
 struct Binomial<'a> {

@@ -31,7 +31,7 @@ pub use mesh::{ControlMesh, GroupControl, MAX_MESSAGE};
 pub use rendezvous::{Rendezvous, RendezvousServer};
 
 pub(crate) use mesh::GroupId;
-pub(crate) use wire::{Reader, put_text};
+pub(crate) use wire::one_line;
 
 use crate::failure::ShrinkError;
 use crate::types::Rank;

@@ -1,11 +1,13 @@
 //! Group split by colour and key.
 
+use serde::{Deserialize, Serialize};
+
 use super::mesh::GroupId;
-use super::wire::Reader;
 use crate::types::Rank;
 
 /// A member's colour and key, and the id of its group if it is the first member.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Choice {
     pub(super) colour: Option<u32>,
     pub(super) key: i32,
@@ -14,27 +16,11 @@ pub(super) struct Choice {
 
 impl Choice {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut to = vec![u8::from(self.colour.is_some())];
-        to.extend_from_slice(&self.colour.unwrap_or(0).to_le_bytes());
-        to.extend_from_slice(&self.key.to_le_bytes());
-        to.extend_from_slice(&self.id.creator.to_le_bytes());
-        to.extend_from_slice(&self.id.number.to_le_bytes());
-        to
+        serde_json::to_vec(self).unwrap_or_default()
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut from = Reader(bytes);
-        let has = from.u8()? == 1;
-        let choice = Self {
-            colour: Some(from.u32()?).filter(|_| has),
-            key: from.u32()? as i32,
-            id: GroupId {
-                creator: from.u32()?,
-                number: from.u32()?,
-            },
-        };
-        from.end()?;
-        Some(choice)
+        serde_json::from_slice(bytes).ok()
     }
 }
 

@@ -15,7 +15,7 @@ use crate::types::Rank;
 
 /// Ranks are the roles of hellos; the last byte of the preamble is the version.
 pub(super) const PROTOCOL: Protocol = Protocol {
-    preamble: b"doorbel\x03",
+    preamble: b"doorbel\x04",
     max_hello: 4 + MAX_ENTRY,
     max_message: 1 + 4 + MAX_RANKS as usize * (NONCE + MAX_ENTRY),
 };
@@ -28,11 +28,10 @@ const MAX_ENTRY: usize = 18 + 4 + 2 + MAX_HOST;
 const MAX_REASON: usize = 1024;
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-#[derive(Clone)]
-pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
+pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {
-    pub(crate) fn bytes(&mut self, length: usize) -> Option<&'a [u8]> {
+    fn bytes(&mut self, length: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;
         Some(taken)
@@ -42,39 +41,44 @@ impl<'a> Reader<'a> {
         self.bytes(N)?.try_into().ok()
     }
 
-    pub(crate) fn u8(&mut self) -> Option<u8> {
+    pub(super) fn u8(&mut self) -> Option<u8> {
         self.array().map(u8::from_le_bytes)
     }
 
-    pub(crate) fn u16(&mut self) -> Option<u16> {
+    fn u16(&mut self) -> Option<u16> {
         self.array().map(u16::from_le_bytes)
     }
 
-    pub(crate) fn u32(&mut self) -> Option<u32> {
+    pub(super) fn u32(&mut self) -> Option<u32> {
         self.array().map(u32::from_le_bytes)
     }
 
-    pub(crate) fn u64(&mut self) -> Option<u64> {
+    pub(super) fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// A peer chose the text and it goes into one-line messages: control characters are replaced.
-    pub(crate) fn text(&mut self, max: usize) -> Option<String> {
+    fn text(&mut self, max: usize) -> Option<String> {
         let length = usize::from(self.u16()?);
         if length > max {
             return None;
         }
-        let text = String::from_utf8_lossy(self.bytes(length)?);
-        Some(text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect())
+        Some(one_line(&String::from_utf8_lossy(self.bytes(length)?), usize::MAX))
     }
 
-    pub(crate) fn end(self) -> Option<()> {
+    pub(super) fn end(self) -> Option<()> {
         self.0.is_empty().then_some(())
     }
 }
 
+/// A text that a peer chose, for one-line messages: without control characters, and truncated to
+/// `max` bytes.
+pub(crate) fn one_line(text: &str, max: usize) -> String {
+    let text = &text[..text.floor_char_boundary(max)];
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
 /// Writes a text behind its length, truncated to `max` bytes.
-pub(crate) fn put_text(to: &mut Vec<u8>, text: &str, max: usize) {
+fn put_text(to: &mut Vec<u8>, text: &str, max: usize) {
     let text = &text[..text.floor_char_boundary(max)];
     to.extend_from_slice(&(text.len() as u16).to_le_bytes());
     to.extend_from_slice(text.as_bytes());

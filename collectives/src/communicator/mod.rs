@@ -36,7 +36,6 @@ mod staged;
 mod state;
 mod windows;
 
-use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -282,12 +281,10 @@ impl Drop for Communicator {
     }
 }
 
-impl fmt::Debug for Communicator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Communicator")
-            .field("rank", &self.rank)
-            .field("ranks", &self.ranks)
-            .field("options", &self.options)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(
+    Communicator,
+    self,
+    rank = self.rank,
+    ranks = self.ranks,
+    options = self.options
+);

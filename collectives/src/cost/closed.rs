@@ -96,14 +96,6 @@ struct Rates {
     wide: f64,
 }
 
-/// Messages that ranks exchange concurrently: some are sent by one rank, some received by one.
-#[derive(Clone, Copy)]
-struct Stage {
-    sends: f64,
-    receives: f64,
-    bytes: f64,
-}
-
 #[derive(Clone, Copy, Default)]
 struct RankWork {
     sends: f64,
@@ -143,9 +135,9 @@ impl Rates {
         }
     }
 
-    /// The slowest of the sender's processor, its link, the receiver's link and its processor.
-    fn stage(&self, stage: Stage) -> f64 {
-        let Stage { sends, receives, bytes } = stage;
+    /// Messages that ranks exchange concurrently, of which one rank `sends`, and one `receives`, so
+    /// many: the slowest of the sender's processor, its link, the receiver's link and processor.
+    fn stage(&self, sends: f64, receives: f64, bytes: f64) -> f64 {
         let (wire, give, take) = (bytes * self.wire, self.giving(bytes), self.receive + bytes * self.take);
         let posted = sends * give + self.latency + wire + take;
         let carried = give + self.latency + sends.max(receives) * wire + take;
@@ -160,11 +152,7 @@ impl Rates {
     }
 
     fn hop(&self, bytes: f64) -> f64 {
-        self.stage(Stage {
-            sends: 1.0,
-            receives: 1.0,
-            bytes,
-        })
+        self.stage(1.0, 1.0, bytes)
     }
 
     fn load(&self, duty: RankWork) -> f64 {
@@ -193,11 +181,7 @@ impl Rates {
             duty.into += bytes;
             duty.reducing += reducing;
         }
-        Slice {
-            path,
-            load: self.load(duty),
-            coupled: true,
-        }
+        Slice::coupled(path, self.load(duty))
     }
 
     fn slice(&self, algorithm: Algorithm, collective: Collective, ranks: u32, n: f64) -> Slice {
@@ -209,11 +193,7 @@ impl Rates {
                 _ if collective.reduces() => n * self.gamma,
                 _ => n * self.copy,
             };
-            return Slice {
-                path: alone,
-                load: alone,
-                coupled: true,
-            };
+            return Slice::coupled(alone, alone);
         }
         match (algorithm, collective) {
             (A::Ring, C::Broadcast | C::Reduce) => self.chain(collective, ranks, n),
@@ -275,21 +255,13 @@ impl Rates {
             reducing: most * self.gamma,
             copied: 0.0,
         };
-        Slice {
-            path,
-            load: self.load(duty),
-            coupled: false,
-        }
+        Slice::pipelined(path, self.load(duty))
     }
 
     /// From a root to others: the root also copies its own part, after it has sent the others.
     fn rooted(&self, path: f64, other: RankWork, root: RankWork) -> Slice {
         let copied = root.sends * self.send + root.out * self.give + root.copied * self.copy;
-        Slice {
-            path: path.max(copied),
-            load: self.load(root).max(self.load(other)),
-            coupled: false,
-        }
+        Slice::pipelined(path.max(copied), self.load(root).max(self.load(other)))
     }
 
     /// Pairwise algorithms: if the number of ranks is not a power of two, the folded ranks send
@@ -364,17 +336,9 @@ impl Rates {
                 reducing,
                 copied,
             };
-            let stage = self.stage(Stage {
-                sends: others,
-                receives: others,
-                bytes,
-            });
+            let stage = self.stage(others, others, bytes);
             let processor = others * (self.giving(bytes) + self.receive + bytes * self.take) + copied * self.copy;
-            Slice {
-                path: stage.max(processor) + reducing,
-                load: self.load(duty),
-                coupled: true,
-            }
+            Slice::coupled(stage.max(processor) + reducing, self.load(duty))
         };
         let to_root = |bytes: f64, reduces: bool| {
             let (reducing, copied) = if reduces { (gathered(bytes), 0.0) } else { (0.0, bytes) };
@@ -393,11 +357,7 @@ impl Rates {
                 out: bytes,
                 ..RankWork::default()
             };
-            Slice {
-                path: comes + takes + reducing,
-                load: self.load(duty).max(self.load(leaf)),
-                coupled: false,
-            }
+            Slice::pipelined(comes + takes + reducing, self.load(duty).max(self.load(leaf)))
         };
         let from_root = |bytes: f64| {
             let root = RankWork {
@@ -411,25 +371,13 @@ impl Rates {
                 into: bytes,
                 ..RankWork::default()
             };
-            self.rooted(
-                self.stage(Stage {
-                    sends: others,
-                    receives: 1.0,
-                    bytes,
-                }),
-                leaf,
-                root,
-            )
+            self.rooted(self.stage(others, 1.0, bytes), leaf, root)
         };
         match (algorithm, collective) {
             (Algorithm::OneShot, _) => all(n, true, 0.0),
             (_, Collective::AllReduce) => {
                 let (reduce, gather) = (all(part, true, 0.0), all(part, false, 0.0));
-                Slice {
-                    path: reduce.path + gather.path,
-                    load: reduce.load + gather.load,
-                    coupled: true,
-                }
+                Slice::coupled(reduce.path + gather.path, reduce.load + gather.load)
             }
             (_, Collective::ReduceScatter) => all(part, true, 0.0),
             (_, Collective::SendRecv) => self.exchanges([(n, false)], 0.0),
@@ -443,6 +391,23 @@ impl Rates {
 }
 
 impl Slice {
+    /// All ranks receive its result.
+    fn coupled(path: f64, load: f64) -> Self {
+        Self {
+            path,
+            load,
+            coupled: true,
+        }
+    }
+
+    /// The next one may begin before its result is received.
+    fn pipelined(path: f64, load: f64) -> Self {
+        Self {
+            coupled: false,
+            ..Self::coupled(path, load)
+        }
+    }
+
     /// With a copy that a rank does while it waits in one of its exchanges.
     fn overlap_copy(mut self, copying: f64, waits: f64) -> Self {
         self.load += copying;

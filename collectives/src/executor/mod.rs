@@ -423,15 +423,7 @@ impl Engine {
     }
 }
 
-impl core::fmt::Debug for Engine {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Engine")
-            .field("rank", &self.rank)
-            .field("ranks", &self.ranks)
-            .field("config", &self.config)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Engine, self, rank = self.rank, ranks = self.ranks, config = self.config);
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,5 @@
 //! Operations: the request, and the engine's state of each until its result is taken.
 
-use core::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -125,15 +124,13 @@ pub struct Operation {
     pub deadline: Option<Duration>,
 }
 
-impl fmt::Debug for Operation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Operation")
-            .field("plan", &self.plan)
-            .field("count", &self.count)
-            .field("tuning", &self.tuning)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(
+    Operation,
+    self,
+    plan = self.plan,
+    count = self.count,
+    tuning = self.tuning
+);
 
 /// How messages travel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -13,11 +13,14 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use crate::bootstrap::{GroupId, Reader};
+use serde::{Deserialize, Serialize};
+
+use crate::bootstrap::GroupId;
 use crate::types::Rank;
 
 /// A proposed group. Ranks are those of the old group.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Proposal {
     /// Counts the proposals of one coordinator.
     pub(crate) epoch: u32,
@@ -26,7 +29,8 @@ pub(crate) struct Proposal {
     pub(crate) members: Vec<Rank>,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) enum ShrinkMessage {
     Join { excluded: Vec<Rank> },
     Propose(Proposal),
@@ -345,71 +349,13 @@ impl Agreement {
 }
 
 impl ShrinkMessage {
-    pub(crate) fn encode(&self, to: &mut Vec<u8>) {
-        let put_ranks = |to: &mut Vec<u8>, ranks: &[Rank]| {
-            to.extend_from_slice(&(ranks.len() as u32).to_le_bytes());
-            ranks
-                .iter()
-                .for_each(|rank| to.extend_from_slice(&rank.0.to_le_bytes()));
-        };
-        let put_proposal = |to: &mut Vec<u8>, proposal: &Proposal| {
-            to.extend_from_slice(&proposal.epoch.to_le_bytes());
-            to.extend_from_slice(&proposal.group.creator.to_le_bytes());
-            to.extend_from_slice(&proposal.group.number.to_le_bytes());
-            put_ranks(to, &proposal.members);
-        };
-        match self {
-            Self::Join { excluded } => {
-                to.push(1);
-                put_ranks(to, excluded);
-            }
-            Self::Propose(proposal) => {
-                to.push(2);
-                put_proposal(to, proposal);
-            }
-            Self::Ready { epoch } => {
-                to.push(3);
-                to.extend_from_slice(&epoch.to_le_bytes());
-            }
-            Self::Commit(proposal) => {
-                to.push(4);
-                put_proposal(to, proposal);
-            }
-        }
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut from = Reader(bytes);
-        let message = match from.u8()? {
-            1 => Self::Join {
-                excluded: ranks(&mut from)?,
-            },
-            2 => Self::Propose(proposal(&mut from)?),
-            3 => Self::Ready { epoch: from.u32()? },
-            4 => Self::Commit(proposal(&mut from)?),
-            _ => return None,
-        };
-        from.end()?;
-        Some(message)
+        serde_json::from_slice(bytes).ok()
     }
-}
-
-fn ranks(from: &mut Reader) -> Option<Vec<Rank>> {
-    let bytes = from.u32()?.checked_mul(4)?;
-    let bytes = from.bytes(usize::try_from(bytes).ok()?)?;
-    let (ranks, _) = bytes.as_chunks::<4>();
-    Some(ranks.iter().map(|bytes| Rank(u32::from_le_bytes(*bytes))).collect())
-}
-
-fn proposal(from: &mut Reader) -> Option<Proposal> {
-    Some(Proposal {
-        epoch: from.u32()?,
-        group: GroupId {
-            creator: from.u32()?,
-            number: from.u32()?,
-        },
-        members: ranks(from)?,
-    })
 }
 
 #[cfg(test)]

@@ -72,9 +72,7 @@ impl Simulation {
         };
         act(&mut self.members[rank as usize], self.now, &mut next, &mut out);
         for (to, message) in out {
-            let mut bytes = Vec::new();
-            message.encode(&mut bytes);
-            assert_eq!(ShrinkMessage::decode(&bytes), Some(message.clone()));
+            assert_eq!(ShrinkMessage::decode(&message.encode()), Some(message.clone()));
             self.wires
                 .entry((rank, to.0))
                 .or_default()
@@ -342,7 +340,16 @@ fn invalid_messages_are_ignored() {
     });
     assert_eq!(world.outcome(1), None);
     assert!(world.members[1].proposal().is_none());
-    assert_eq!(ShrinkMessage::decode(&[1, 0xff, 0xff, 0xff, 0xff]), None);
-    assert_eq!(ShrinkMessage::decode(&[1, 0xff, 0xff, 0xff, 0x3f, 0]), None);
-    assert_eq!(ShrinkMessage::decode(&[9]), None);
+    assert_eq!(
+        ShrinkMessage::decode(br#"{"Ready":{"epoch":0}}"#),
+        Some(ShrinkMessage::Ready { epoch: 0 })
+    );
+    for invalid in [
+        r#"{"Ready":{"epoch":4294967296}}"#,
+        r#"{"Ready":{"epoch":0,"more":1}}"#,
+        r#"{"Join":{}}"#,
+        "9",
+    ] {
+        assert_eq!(ShrinkMessage::decode(invalid.as_bytes()), None, "{invalid}");
+    }
 }

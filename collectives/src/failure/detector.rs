@@ -14,6 +14,7 @@ use super::diagnosis::{MemberStatus, diagnose};
 use super::message::{MAX_REASON, Message};
 use super::monitor::{ProgressMonitor, Report};
 use super::verdict::{Cause, Verdict};
+use crate::bootstrap::one_line;
 use crate::types::Rank;
 
 /// Maximum time for members to agree on a verdict; one round trip where all members respond.
@@ -26,12 +27,6 @@ const LINK_TEST_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A message and its destination; `None` is all other members.
 pub(crate) type Outgoing = (Option<Rank>, Message);
-
-/// Normalises the text as the wire does, so that all members hold the same.
-fn one_line(text: &str) -> String {
-    let text = &text[..text.floor_char_boundary(MAX_REASON)];
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
-}
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 enum MemberState {
@@ -125,7 +120,7 @@ impl FailureDetector {
     }
 
     pub(crate) fn died(&mut self, rank: Rank, how: &str, now: Instant, out: &mut Vec<Outgoing>) {
-        let how = one_line(how);
+        let how = one_line(how, MAX_REASON);
         self.members[rank.index()].state = MemberState::Dead(how.clone());
         let cause = Cause::Died { rank, how };
         self.propose_verdict(Verdict { cause, stuck: None }, now, out);
@@ -172,7 +167,7 @@ impl FailureDetector {
         let verdict = self.finding.clone().unwrap_or_else(|| Verdict {
             cause: Cause::Aborted {
                 rank: self.me,
-                reason: one_line(reason),
+                reason: one_line(reason, MAX_REASON),
             },
             stuck: None,
         });

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::sys::eventfd::EventFd;
+use serde::{Deserialize, Serialize};
 
 use crate::plan::Collective;
 use crate::types::Rank;
@@ -27,7 +28,7 @@ const REPORT_REQUESTED: u32 = 1;
 const GROUP_FAILED: u32 = 2;
 
 /// What a wait is for.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Awaited {
     /// A message from the peer.
     Message,
@@ -40,7 +41,8 @@ pub enum Awaited {
 }
 
 /// Something that an engine waits for.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Wait {
     /// The operation, counted from 1; from [`MESSAGES`] on, a point-to-point message.
     pub operation: u64,
@@ -59,7 +61,8 @@ pub struct Wait {
 }
 
 /// An engine's progress and waits.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Report {
     /// The last operation that has begun; 0 is none.
     pub begun: u64,

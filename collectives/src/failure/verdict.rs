@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::monitor::{Awaited, Wait, message_number};
 use crate::bootstrap::Member;
 use crate::plan::Collective;
@@ -10,13 +12,15 @@ use crate::types::Rank;
 
 /// Why a group makes no progress. Ordered by strength: of two causes known at a time the first
 /// usually causes the other, and all members agree on the first.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub enum Cause {
     /// A member aborted.
     Aborted {
         /// Its rank.
         rank: Rank,
         /// The reason it gave.
+        #[serde(deserialize_with = "super::message::reason")]
         reason: String,
     },
     /// A member's process ended, or its host is gone.
@@ -24,6 +28,7 @@ pub enum Cause {
         /// Its rank.
         rank: Rank,
         /// How that was noticed.
+        #[serde(deserialize_with = "super::message::reason")]
         how: String,
     },
     /// A member has left the group while others wait for it.
@@ -122,7 +127,8 @@ impl Cause {
 }
 
 /// A waiting member and what it waits for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Stuck {
     /// The waiting rank.
     pub rank: Rank,
@@ -151,7 +157,8 @@ impl Stuck {
 }
 
 /// The cause of a failure and the wait that showed it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Verdict {
     /// The cause.
     pub cause: Cause,

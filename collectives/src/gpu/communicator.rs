@@ -518,13 +518,11 @@ fn not_capturable(reason: &str) -> GpuError {
     }
 }
 
-impl fmt::Debug for GpuCommunicator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GpuCommunicator")
-            .field("rank", &self.rank())
-            .field("ranks", &self.size())
-            .field("device", &self.context.device())
-            .field("staged_reason", &self.staged_reason())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(
+    GpuCommunicator,
+    self,
+    rank = self.rank(),
+    ranks = self.size(),
+    device = self.context.device(),
+    staged_reason = self.staged_reason()
+);

@@ -30,7 +30,6 @@ named! {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct GpuOptions {
     /// The executor of all operations; by default the best for each.
-    #[serde(with = "crate::by_name::optional")]
     pub executor: Option<Executor>,
     /// Bytes of the areas that ranks map of each other; by default the default sizes, with
     /// [staging](Sizes::staging) of a thirty-second of the device's memory, up to 1 GiB.

@@ -19,7 +19,6 @@ pub const MAX_BLOCKS: u32 = 256;
 pub const MAX_LL_BLOCKS: u32 = 32;
 /// Bytes of the flags of a thread block, per peer.
 const FLAGS: u64 = 64;
-const COUNTS: u64 = 32;
 /// The alignment of thread blocks' shares of data blocks, in bytes.
 const GRANULE: usize = 128;
 /// Signal flag: only in the last slice.
@@ -193,12 +192,6 @@ impl ArenaLayout {
         }
     }
 
-    /// Bytes of flags that it needs.
-    #[must_use]
-    pub const fn flags_len() -> usize {
-        MAX_BLOCKS as usize * MAX_PEERS * (FLAGS + COUNTS) as usize
-    }
-
     /// Maximum data bytes of a slice, with the LL protocol or without.
     #[must_use]
     pub fn max_slice_bytes(&self, ll: bool) -> u32 {
@@ -236,36 +229,6 @@ impl CountedLayouts {
 }
 
 impl Arguments {
-    /// Of no version: the kernel does nothing.
-    pub const NOTHING: Self = Self {
-        version: 0,
-        input: 0,
-        output: 0,
-        stop: 0,
-        arenas: [0; MAX_PEERS],
-        outputs: [0; MAX_PEERS],
-        flags: 0,
-        counts: 0,
-        fifos: 0,
-        scratch: 0,
-        slice: 0,
-        longest: 0,
-        scalar: 0,
-        rank: 0,
-        ranks: 0,
-        strands: 0,
-        slots: 0,
-        slot_bytes: 0,
-        blocks: 0,
-        scratch_bytes: 0,
-        scratch_blocks: 0,
-        granule: 0,
-        divisor: 0,
-        function: 0,
-        reserved: 0,
-        program: [0; MAX_WORDS],
-    };
-
     /// The parameter for `rank`.
     ///
     /// # Errors

@@ -1,6 +1,5 @@
 //! Reduction kernels: a data type and an operator, with the loops for this machine.
 
-use core::fmt;
 use core::ops::Range;
 
 use super::operator::{Op, Scalar, TypeMismatch, UserOperator};
@@ -302,12 +301,4 @@ impl Function {
     }
 }
 
-impl fmt::Debug for Function {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Function")
-            .field("data", &self.data)
-            .field("op", &self.op)
-            .field("ranks", &self.ranks)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Function, self, data = self.data, op = self.op, ranks = self.ranks);

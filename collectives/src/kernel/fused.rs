@@ -166,111 +166,62 @@ unsafe fn load_block<V: Vector, C: Codec<V>>((form, from): (BlockForm, *const u8
     }
 }
 
+/// Functions of a vector, each an expression of intrinsics.
+macro_rules! functions {
+    ($(fn $name:ident($($argument:tt)*) $(-> $result:ty)? = $body:expr;)*) => {
+        $(#[inline(always)]
+        unsafe fn $name($($argument)*) $(-> $result)? {
+            // SAFETY: the contract of `Vector`.
+            unsafe { $body }
+        })*
+    };
+}
+
 /// AVX2 and F16C.
 #[derive(Clone, Copy)]
 struct Avx2(__m256);
 
-// SAFETY of all blocks: the contract of `Vector`.
-#[allow(clippy::undocumented_unsafe_blocks, reason = "one proof for all, above")]
 impl Vector for Avx2 {
     const LANES: usize = 8;
 
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> Self {
-        unsafe { Self(_mm256_set1_ps(value)) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(from: *const u8) -> Self {
-        unsafe { Self(_mm256_loadu_ps(from.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, into: *mut u8) {
-        unsafe { _mm256_storeu_ps(into.cast(), self.0) }
-    }
-
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        unsafe { Self(_mm256_add_ps(self.0, other.0)) }
-    }
-
-    #[inline(always)]
-    unsafe fn multiply(self, other: Self) -> Self {
-        unsafe { Self(_mm256_mul_ps(self.0, other.0)) }
-    }
-
-    // The instruction returns the second operand if both are zeros or one is NaN: OR-ing the
-    // results of both orders gives, of two zeros, the one with the sign, and of NaN bits a NaN.
-    #[inline(always)]
-    unsafe fn minimum(self, other: Self) -> Self {
-        unsafe {
-            Self(_mm256_or_ps(
-                _mm256_min_ps(self.0, other.0),
-                _mm256_min_ps(other.0, self.0),
-            ))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn maximum(self, other: Self) -> Self {
-        unsafe {
+    functions! {
+        fn splat(value: f32) -> Self = Self(_mm256_set1_ps(value));
+        fn load(from: *const u8) -> Self = Self(_mm256_loadu_ps(from.cast()));
+        fn store(self, into: *mut u8) = _mm256_storeu_ps(into.cast(), self.0);
+        fn add(self, other: Self) -> Self = Self(_mm256_add_ps(self.0, other.0));
+        fn multiply(self, other: Self) -> Self = Self(_mm256_mul_ps(self.0, other.0));
+        // The instruction returns the second operand if both are zeros or one is NaN: OR-ing the
+        // results of both orders gives, of two zeros, the one with the sign, and of NaN bits a NaN.
+        fn minimum(self, other: Self) -> Self = Self(_mm256_or_ps(
+            _mm256_min_ps(self.0, other.0),
+            _mm256_min_ps(other.0, self.0),
+        ));
+        fn maximum(self, other: Self) -> Self = {
             let both = _mm256_and_ps(_mm256_max_ps(self.0, other.0), _mm256_max_ps(other.0, self.0));
-            let nan = _mm256_set1_ps(f32::NAN);
-            Self(_mm256_blendv_ps(
-                both,
-                nan,
-                _mm256_cmp_ps::<_CMP_UNORD_Q>(self.0, other.0),
-            ))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn divide(self, by: Self) -> Self {
-        unsafe { Self(_mm256_div_ps(self.0, by.0)) }
-    }
-
-    #[inline(always)]
-    unsafe fn canonical(self) -> Self {
-        unsafe {
-            Self(_mm256_blendv_ps(
-                self.0,
-                _mm256_set1_ps(f32::NAN),
-                _mm256_cmp_ps::<_CMP_UNORD_Q>(self.0, self.0),
-            ))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16(from: *const u8) -> Self {
-        unsafe { Self(_mm256_cvtph_ps(_mm_loadu_si128(from.cast()))) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_f16(self, into: *mut u8) {
-        unsafe { _mm_storeu_si128(into.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0)) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(from: *const u8) -> Self {
-        unsafe {
-            Self(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(
-                _mm_loadu_si128(from.cast()),
-            ))))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn store_bf16(self, into: *mut u8) {
-        unsafe {
+            let is_nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(self.0, other.0);
+            Self(_mm256_blendv_ps(both, _mm256_set1_ps(f32::NAN), is_nan))
+        };
+        fn divide(self, by: Self) -> Self = Self(_mm256_div_ps(self.0, by.0));
+        fn canonical(self) -> Self = {
+            let is_nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(self.0, self.0);
+            Self(_mm256_blendv_ps(self.0, _mm256_set1_ps(f32::NAN), is_nan))
+        };
+        fn load_f16(from: *const u8) -> Self = Self(_mm256_cvtph_ps(_mm_loadu_si128(from.cast())));
+        fn store_f16(self, into: *mut u8) =
+            _mm_storeu_si128(into.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0));
+        fn load_bf16(from: *const u8) -> Self = {
+            let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            Self(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)))
+        };
+        fn store_bf16(self, into: *mut u8) = {
             let bits = _mm256_castps_si256(self.0);
             let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
             let words =
                 _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))));
             // Packing works per half of the register; the results of the halves are then joined.
             let packed = _mm256_permute4x64_epi64::<0b1000>(_mm256_packus_epi32(words, words));
-            _mm_storeu_si128(into.cast(), _mm256_castsi256_si128(packed));
-        }
+            _mm_storeu_si128(into.cast(), _mm256_castsi256_si128(packed))
+        };
     }
 }
 
@@ -278,104 +229,44 @@ impl Vector for Avx2 {
 #[derive(Clone, Copy)]
 struct Avx512(__m512);
 
-// SAFETY of all blocks: the contract of `Vector`.
-#[allow(clippy::undocumented_unsafe_blocks, reason = "one proof for all, above")]
 impl Vector for Avx512 {
     const LANES: usize = 16;
 
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> Self {
-        unsafe { Self(_mm512_set1_ps(value)) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(from: *const u8) -> Self {
-        unsafe { Self(_mm512_loadu_ps(from.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, into: *mut u8) {
-        unsafe { _mm512_storeu_ps(into.cast(), self.0) }
-    }
-
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        unsafe { Self(_mm512_add_ps(self.0, other.0)) }
-    }
-
-    #[inline(always)]
-    unsafe fn multiply(self, other: Self) -> Self {
-        unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
-    }
-
-    // As of `Avx2`.
-    #[inline(always)]
-    unsafe fn minimum(self, other: Self) -> Self {
-        unsafe {
-            Self(_mm512_or_ps(
-                _mm512_min_ps(self.0, other.0),
-                _mm512_min_ps(other.0, self.0),
-            ))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn maximum(self, other: Self) -> Self {
-        unsafe {
+    functions! {
+        fn splat(value: f32) -> Self = Self(_mm512_set1_ps(value));
+        fn load(from: *const u8) -> Self = Self(_mm512_loadu_ps(from.cast()));
+        fn store(self, into: *mut u8) = _mm512_storeu_ps(into.cast(), self.0);
+        fn add(self, other: Self) -> Self = Self(_mm512_add_ps(self.0, other.0));
+        fn multiply(self, other: Self) -> Self = Self(_mm512_mul_ps(self.0, other.0));
+        // As of `Avx2`.
+        fn minimum(self, other: Self) -> Self = Self(_mm512_or_ps(
+            _mm512_min_ps(self.0, other.0),
+            _mm512_min_ps(other.0, self.0),
+        ));
+        fn maximum(self, other: Self) -> Self = {
             let both = _mm512_and_ps(_mm512_max_ps(self.0, other.0), _mm512_max_ps(other.0, self.0));
-            let nan = _mm512_set1_ps(f32::NAN);
-            Self(_mm512_mask_mov_ps(
-                both,
-                _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, other.0),
-                nan,
-            ))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn divide(self, by: Self) -> Self {
-        unsafe { Self(_mm512_div_ps(self.0, by.0)) }
-    }
-
-    #[inline(always)]
-    unsafe fn canonical(self) -> Self {
-        unsafe {
-            Self(_mm512_mask_mov_ps(
-                self.0,
-                _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0),
-                _mm512_set1_ps(f32::NAN),
-            ))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16(from: *const u8) -> Self {
-        unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(from.cast()))) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_f16(self, into: *mut u8) {
-        unsafe { _mm256_storeu_si256(into.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0)) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(from: *const u8) -> Self {
-        unsafe {
-            Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(
-                _mm256_loadu_si256(from.cast()),
-            ))))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn store_bf16(self, into: *mut u8) {
-        unsafe {
+            let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, other.0);
+            Self(_mm512_mask_mov_ps(both, is_nan, _mm512_set1_ps(f32::NAN)))
+        };
+        fn divide(self, by: Self) -> Self = Self(_mm512_div_ps(self.0, by.0));
+        fn canonical(self) -> Self = {
+            let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
+            Self(_mm512_mask_mov_ps(self.0, is_nan, _mm512_set1_ps(f32::NAN)))
+        };
+        fn load_f16(from: *const u8) -> Self = Self(_mm512_cvtph_ps(_mm256_loadu_si256(from.cast())));
+        fn store_f16(self, into: *mut u8) =
+            _mm256_storeu_si256(into.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0));
+        fn load_bf16(from: *const u8) -> Self = {
+            let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)))
+        };
+        fn store_bf16(self, into: *mut u8) = {
             let bits = _mm512_castps_si512(self.0);
             let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
             let words =
                 _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))));
-            _mm256_storeu_si256(into.cast(), _mm512_cvtepi32_epi16(words));
-        }
+            _mm256_storeu_si256(into.cast(), _mm512_cvtepi32_epi16(words))
+        };
     }
 }
 

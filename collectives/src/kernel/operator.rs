@@ -1,6 +1,5 @@
 //! Operators of reductions: built-in and user-defined.
 
-use core::fmt;
 use std::sync::Arc;
 
 use super::element::Accumulator;
@@ -104,14 +103,7 @@ impl UserOperator {
     }
 }
 
-impl fmt::Debug for UserOperator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("UserOperator")
-            .field("name", &self.name)
-            .field("over", &self.over)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(UserOperator, self, name = self.name, over = self.over);
 
 /// The scalar of [`ReduceOp::PreMulSum`], in the accumulator type.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Device, DeviceKind, Distance, Host, Member, TopologyError};
 
 /// A GPU's description, as distributed to other ranks.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Gpu {
     /// Its PCI address, as in sysfs and CUDA: `0000:18:00.0`.
     pub address: String,
@@ -20,7 +20,7 @@ pub struct Gpu {
 }
 
 /// NVLinks of a GPU with the same remote end.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NvLinkGroup {
     /// The remote end.
     pub to: NvLinkEnd,
@@ -31,7 +31,7 @@ pub struct NvLinkGroup {
 }
 
 /// The remote end of NVLinks.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NvLinkEnd {
     /// The GPU with this PCI address.
@@ -45,7 +45,7 @@ pub enum NvLinkEnd {
 }
 
 /// The driver's information about a pair of GPUs.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct GpuPeer {
     /// The other GPU's PCI address.
     pub address: String,

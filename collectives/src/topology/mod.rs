@@ -60,12 +60,6 @@ named! {
     }
 }
 
-impl Serialize for DeviceKind {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
-    }
-}
-
 /// A device and its location.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Device {
@@ -136,12 +130,6 @@ named! {
         Node = "node",
         /// Across NUMA nodes, or unknown.
         Cross = "cross",
-    }
-}
-
-impl Serialize for Distance {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
     }
 }
 

@@ -49,7 +49,6 @@ pub struct TuningFile {
 #[serde(deny_unknown_fields)]
 pub struct Rule {
     /// For this collective.
-    #[serde(with = "crate::by_name")]
     pub collective: Collective,
     /// From so many bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -61,10 +60,10 @@ pub struct Rule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<u32>,
     /// The algorithm.
-    #[serde(default, with = "crate::by_name::optional", skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub algorithm: Option<Algorithm>,
     /// The protocol.
-    #[serde(default, with = "crate::by_name::optional", skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol: Option<Protocol>,
     /// The channels.
     #[serde(default, skip_serializing_if = "Option::is_none")]

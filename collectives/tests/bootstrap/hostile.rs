@@ -199,7 +199,7 @@ fn a_dropped_rendezvous_informs_registered_ranks() {
     assert!(said.contains("rank 0 of 2 did not come"), "{said}");
 }
 
-const PREAMBLE: [u8; 8] = *b"doorbel\x03";
+const PREAMBLE: [u8; 8] = *b"doorbel\x04";
 const CHALLENGE: u8 = 0;
 const REFUSAL: u8 = 1;
 const ACCEPT: u8 = 4;

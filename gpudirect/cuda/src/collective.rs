@@ -3,7 +3,6 @@
 //! `reduce.cu` for what copy engines move.
 //! `doorbell-collectives` defines their launch arguments.
 
-use core::fmt;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -92,10 +91,4 @@ impl CollectiveKernels {
     }
 }
 
-impl fmt::Debug for CollectiveKernels {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CollectiveKernels")
-            .field("device", &self.context.device())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(CollectiveKernels, self, device = self.context.device());

@@ -179,14 +179,7 @@ impl fmt::Debug for EventHandle {
     }
 }
 
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Event")
-            .field("device", &self.context.device())
-            .field("timed", &self.inner.timed)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Event, self, device = self.context.device(), timed = self.inner.timed);
 
 impl EventInner {
     /// Whether it has completed or failed: a failed stream does no more work.

@@ -1,6 +1,5 @@
 //! Work in streams of others, which may be gone before it is done.
 
-use core::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -84,10 +83,4 @@ impl FollowerInner {
     }
 }
 
-impl fmt::Debug for Follower {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Follower")
-            .field("device", &self.0.context.device())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Follower, self, device = self.0.context.device());

@@ -1,7 +1,6 @@
 //! CUDA graphs: work captured once and launched many times, at the cost of one launch.
 
 use core::ffi::c_uint;
-use core::fmt;
 use std::ptr;
 use std::sync::Arc;
 
@@ -247,18 +246,6 @@ impl Body for Instance {
     }
 }
 
-impl fmt::Debug for Graph {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Graph")
-            .field("device", &self.context.device())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Graph, self, device = self.context.device());
 
-impl fmt::Debug for GraphExec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GraphExec")
-            .field("device", &self.resource.context().device())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(GraphExec, self, device = self.resource.context().device());

@@ -42,6 +42,17 @@
 //! Launching is `unsafe`: a kernel's use of its arguments cannot be checked. Calls restore the
 //! thread's previous context, so this crate can be used beside PyTorch.
 
+/// Implements `Debug` by the named values, as the type has others that are long or have none.
+macro_rules! debug_fields {
+    ($name:ident, $self:ident, $($field:ident = $value:expr),*) => {
+        impl core::fmt::Debug for $name {
+            fn fmt(&$self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.debug_struct(stringify!($name))$(.field(stringify!($field), &$value))*.finish_non_exhaustive()
+            }
+        }
+    };
+}
+
 pub mod arguments;
 mod capture;
 pub mod collective;

@@ -5,7 +5,6 @@
 //! starts it. If staying resident does not pay off it exits at once: contexts of two processes
 //! time-slice a GPU, so it can delay the very work it waits for.
 
-use core::fmt;
 use core::hint;
 use core::sync::atomic::{Ordering, fence};
 use std::thread;
@@ -462,14 +461,12 @@ impl SmallCopies {
     }
 }
 
-impl fmt::Debug for SmallCopies {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SmallCopies")
-            .field("device", &self.stream.context().device())
-            .field("submitted", &self.submitted)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(
+    SmallCopies,
+    self,
+    device = self.stream.context().device(),
+    submitted = self.submitted
+);
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,6 @@
 
 use core::any::Any;
 use core::ffi::{c_uint, c_void};
-use core::fmt;
 use core::marker::PhantomData;
 use std::ptr;
 use std::sync::Arc;
@@ -407,10 +406,4 @@ impl Drop for RelaxedCapture {
     }
 }
 
-impl fmt::Debug for Stream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stream")
-            .field("device", &self.0.context.device())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Stream, self, device = self.0.context.device());

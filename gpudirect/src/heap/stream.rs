@@ -4,7 +4,6 @@
 //! `released` count (`cuStreamWriteValue64`) and waits for its `completed` count
 //! (`cuStreamWaitValue64`): the host does not block, and no kernel is launched.
 
-use core::fmt;
 use std::sync::Arc;
 
 use doorbell_cuda::{Stream, WaitCondition};
@@ -167,11 +166,4 @@ impl Drop for HeapStream {
     }
 }
 
-impl fmt::Debug for HeapStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HeapStream")
-            .field("stream", &self.stream)
-            .field("submitted", &self.submitted)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(HeapStream, self, stream = self.stream, submitted = self.submitted);

@@ -1,7 +1,6 @@
 //! The producers of rings: host threads through a [`Queue`], kernels through a [`KernelQueue`].
 
 use core::any::Any;
-use core::fmt;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use std::sync::Arc;
@@ -228,14 +227,12 @@ impl KernelQueue {
     }
 }
 
-impl fmt::Debug for KernelQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KernelQueue")
-            .field("completed", &self.completed())
-            .field("failure", &self.failure())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(
+    KernelQueue,
+    self,
+    completed = self.completed(),
+    failure = self.failure()
+);
 
 impl Drop for KernelQueue {
     fn drop(&mut self) {

@@ -48,7 +48,6 @@ mod error;
 mod poster;
 mod repeated;
 
-use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -307,19 +306,6 @@ impl Posted {
     }
 }
 
-impl fmt::Debug for Posted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Posted")
-            .field("ticket", &self.ticket)
-            .field("over", &self.is_complete())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Posted, self, ticket = self.ticket, over = self.is_complete());
 
-impl fmt::Debug for StreamQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamQueue")
-            .field("failure", &self.failure())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(StreamQueue, self, failure = self.failure());

@@ -1,6 +1,5 @@
 //! The poster: posts when streams are ready, and reports completions to them.
 
-use core::fmt;
 use core::sync::atomic::Ordering;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -239,11 +238,9 @@ impl Drop for Poster {
     }
 }
 
-impl fmt::Debug for Poster {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Poster")
-            .field("waiting", &self.waiting.len())
-            .field("under_way", &self.in_flight.len())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(
+    Poster,
+    self,
+    waiting = self.waiting.len(),
+    under_way = self.in_flight.len()
+);

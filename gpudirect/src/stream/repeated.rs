@@ -5,7 +5,6 @@
 //! stream that waits for the post waits until `armed` is 0 and then until `done` is 1: its own
 //! arming has been consumed by then, so the 1 is not stale. Only the poster writes `done`.
 
-use core::fmt;
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
@@ -128,13 +127,7 @@ impl RepeatedPost {
     }
 }
 
-impl fmt::Debug for RepeatedPost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RepeatedPost")
-            .field("failure", &self.failure())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(RepeatedPost, self, failure = self.failure());
 
 #[cfg(test)]
 mod tests {

@@ -15,7 +15,7 @@ use doorbell_verbs::Gid;
 
 use super::flags::Support;
 use super::getopt::{GivenOption, ParsedArgs};
-use super::settings::{Settings, SingleMetric, Transport};
+use super::settings::{Output, Settings, SingleMetric, Transport};
 use super::tool::{Kind, Tool, Verb};
 use crate::cli::AtomicOperation;
 use crate::failure::{Failure, one_line};
@@ -24,6 +24,8 @@ use crate::units::parse_bytes;
 const DEPTH: RangeInclusive<u32> = 1..=15_000;
 /// Messages longer than this complete one by one (cq_mod 1), unless `-Q` is given.
 const CQ_MOD_MAX_SIZE: u64 = 8192;
+/// The file of `--out_json` without `--out_json_file`.
+const JSON_FILE: &str = "perftest_out.json";
 /// Duration of each report of `--run_infinitely` without `-D`.
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -95,16 +97,7 @@ struct RawOptions {
     least_bandwidth: Option<f64>,
     least_rate: Option<f64>,
     wait_destroy: Option<u64>,
-    gbits: bool,
-    cycles: bool,
-    histogram: bool,
-    unsorted: bool,
-    both: bool,
-    only: Option<SingleMetric>,
-    cpu: bool,
-    no_peak: bool,
-    json: bool,
-    json_file: Option<PathBuf>,
+    output: Output,
 }
 
 /// # Errors
@@ -146,15 +139,15 @@ fn apply(raw: &mut RawOptions, tool: Tool, given: &GivenOption) -> Result<(), Fa
         }
         "bidirectional" => raw.bidirectional = true,
         "connection" => raw.transport = Some(transport(given, tool)?),
-        "report-cycles" => raw.cycles = true,
+        "report-cycles" => raw.output.cycles = true,
         "ib-dev" => raw.device = Some(given.value.clone()),
         "duration" => raw.duration = Some(number(given, 1..=u64::from(u32::MAX))?),
         "events" => raw.events = true,
         "vector" => raw.vector = Some(number(given, 0..=65_535)?),
         "margin" => raw.margin = Some(number(given, 0..=u64::from(u32::MAX))?),
         "CPU-freq" => raw.quiet = true,
-        "report-histogram" => raw.histogram = true,
-        "report-unsorted" => (raw.histogram, raw.unsorted) = (true, true),
+        "report-histogram" => raw.output.histogram = true,
+        "report-unsorted" => (raw.output.histogram, raw.output.unsorted) = (true, true),
         "ib-port" => raw.device_port = Some(number(given, 1..=255)?),
         "inline_size" => raw.inline = Some(number(given, 0..=912)?),
         "post_list" => raw.post_list = Some(number(given, DEPTH)?),
@@ -167,7 +160,7 @@ fn apply(raw: &mut RawOptions, tool: Tool, given: &GivenOption) -> Result<(), Fa
             _ => return Err(invalid_value(given, "256, 512, 1024, 2048 or 4096")),
         },
         "iters" => raw.iterations = Some(number(given, 5..=100_000_000)?),
-        "noPeak" => raw.no_peak = true,
+        "noPeak" => raw.output.no_peak = true,
         "outs" => raw.outstanding = Some(number(given, 1..=128)?),
         "port" => raw.port = Some(number(given, 1..=65_535)?),
         "qp" => raw.qps = Some(number(given, 1..=16_384)?),
@@ -189,9 +182,11 @@ fn apply(raw: &mut RawOptions, tool: Tool, given: &GivenOption) -> Result<(), Fa
         "gid-index" => raw.gid_index = Some(number(given, 0..=255)?),
         "limit_msgrate" => raw.least_rate = Some(fraction(given)?),
         "com_rdma_cm" => raw.over_rdma_cm = true,
-        "out_json" => raw.json = true,
-        "out_json_file" => raw.json_file = Some(PathBuf::from(&given.value)),
-        "cpu_util" => raw.cpu = true,
+        "out_json" => {
+            raw.output.json.get_or_insert_with(|| JSON_FILE.into());
+        }
+        "out_json_file" => raw.output.json = Some(PathBuf::from(&given.value)),
+        "cpu_util" => raw.output.cpu = true,
         "force-link" => match given.value.to_ascii_lowercase().as_str() {
             "ib" => raw.link = Some(true),
             "ethernet" => raw.link = Some(false),
@@ -208,7 +203,7 @@ fn apply(raw: &mut RawOptions, tool: Tool, given: &GivenOption) -> Result<(), Fa
         }
         "latency_gap" => raw.gap = Some(number(given, 0..=u64::from(u32::MAX))?),
         "mr_per_qp" => raw.region_per_qp = true,
-        "output" => raw.only = Some(only(given, tool)?),
+        "output" => raw.output.only = Some(only(given, tool)?),
         // The default here anyway.
         "use_old_post_send" => {}
         "perform_warm_up" => raw.warm_up = true,
@@ -217,8 +212,8 @@ fn apply(raw: &mut RawOptions, tool: Tool, given: &GivenOption) -> Result<(), Fa
         "use_cuda_bus_id" => raw.gpu_bus = Some(given.value.clone()),
         "use_cuda_dmabuf" => raw.dmabuf = true,
         "pkey_index" => raw.pkey_index = Some(number(given, 0..=65_535)?),
-        "report-both" => raw.both = true,
-        "report_gbits" => raw.gbits = true,
+        "report-both" => raw.output.both = true,
+        "report_gbits" => raw.output.gbits = true,
         "reversed" => raw.reversed = true,
         "run_infinitely" => raw.forever = true,
         "retry_count" => raw.retry = Some(number(given, 0..=7)?),
@@ -343,7 +338,7 @@ fn contradictions(raw: &RawOptions, tool: Tool) -> Result<(), Failure> {
         ),
         (timed && raw.events, "-e goes with -n, not with -D"),
         (
-            timed && raw.histogram,
+            timed && raw.output.histogram,
             "-H and -U print the samples of -n messages: a test of -D keeps none",
         ),
         (
@@ -354,8 +349,8 @@ fn contradictions(raw: &RawOptions, tool: Tool) -> Result<(), Failure> {
             raw.forever && raw.rate.is_some(),
             "--run_infinitely does not go with --rate_limit",
         ),
-        (raw.cpu && !timed, "--cpu_util goes with -D SECONDS"),
-        (raw.both && !raw.bidirectional, "--report-both goes with -b"),
+        (raw.output.cpu && !timed, "--cpu_util goes with -D SECONDS"),
+        (raw.output.both && !raw.bidirectional, "--report-both goes with -b"),
         (
             raw.reversed && raw.bidirectional,
             "--reversed does not go with -b, which sends both ways",
@@ -427,7 +422,7 @@ fn contradictions(raw: &RawOptions, tool: Tool) -> Result<(), Failure> {
             "--rate_limit does not go with atomics, nor with -b for SENDs",
         ),
         (
-            raw.only.is_some() && raw.histogram,
+            raw.output.only.is_some() && raw.output.histogram,
             "--output prints one figure, -H and -U all: leave one out",
         ),
     ];

@@ -52,7 +52,7 @@ pub(crate) struct Rate {
 }
 
 /// The format of the results.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct Output {
     /// Gb/s instead of MiB/s (`--report_gbits`).
     pub(crate) gbits: bool,

@@ -9,12 +9,10 @@ use serde::Serialize;
 
 use super::{CollArgs, traffic};
 use crate::failure::{Failure, one_line};
-use crate::report::{print_json, print_line};
+use crate::report::{print_line, print_result};
 
 #[derive(Serialize)]
 struct Explained {
-    tool: &'static str,
-    version: &'static str,
     test: &'static str,
     ranks: u32,
     results: Vec<Row>,
@@ -73,9 +71,7 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
     }
     let plan = draw::table(&*schedule, Some(choice.algorithm));
     if args.json {
-        return print_json(&Explained {
-            tool: "doorbell",
-            version: env!("CARGO_PKG_VERSION"),
+        return print_result(&Explained {
             test: args.collective().name(),
             ranks: comm.size(),
             results: rows,

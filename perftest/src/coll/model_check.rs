@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::measure::{Buffers, TypedJob, all_values, dispatch};
 use super::{CollArgs, traffic};
 use crate::failure::{Failure, one_line};
-use crate::report::{print_json, print_line};
+use crate::report::{print_line, print_result};
 
 const ROUNDS: usize = 5;
 /// Duration of a choice in a round, seconds.
@@ -31,8 +31,6 @@ const GOOD_ENOUGH: f64 = 0.10;
 
 #[derive(Serialize)]
 struct ModelCheck {
-    tool: &'static str,
-    version: &'static str,
     test: &'static str,
     ranks: u32,
     results: Vec<ChoiceRow>,
@@ -103,8 +101,6 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
     }
     let chosen = || results.iter().filter(|row| row.chosen);
     let check = ModelCheck {
-        tool: "doorbell",
-        version: env!("CARGO_PKG_VERSION"),
         test: args.collective().name(),
         ranks: comm.size(),
         within_error: results.iter().filter(|row| row.is_right()).count(),
@@ -114,7 +110,7 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
         results,
     };
     if args.json {
-        return print_json(&check);
+        return print_result(&check);
     }
     print_line(&format!(
         "# {} of {} predictions within {:.0} % (of what is chosen {} of {}); {} of {} choices within {:.0} % of the best",

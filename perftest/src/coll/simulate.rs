@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{CollArgs, explain, traffic};
 use crate::failure::{Failure, one_line};
-use crate::report::{print_json, print_line};
+use crate::report::{print_line, print_result};
 
 /// The most ranks that a simulation can handle.
 const MAX_RANKS: u32 = 16_384;
@@ -18,8 +18,6 @@ const SPINE_NS: f64 = 600.0;
 
 #[derive(Serialize)]
 struct Simulated<'a> {
-    tool: &'static str,
-    version: &'static str,
     test: &'static str,
     ranks: u32,
     per_host: u32,
@@ -84,9 +82,7 @@ pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
     }
     let lines: Vec<_> = rows.iter().map(|row| line(args, row, &best)).collect();
     if args.json {
-        return print_json(&Simulated {
-            tool: "doorbell",
-            version: env!("CARGO_PKG_VERSION"),
+        return print_result(&Simulated {
             test: args.collective().name(),
             ranks,
             per_host: args.per_host,

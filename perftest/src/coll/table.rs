@@ -4,12 +4,10 @@ use doorbell_collectives::tune;
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::report::{LinkKind, Machine, ReportedWarning, now, print_json, print_line};
+use crate::report::{LinkKind, Machine, ReportedWarning, now, print_line, print_result};
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Report<R = Row> {
-    tool: &'static str,
-    version: &'static str,
     test: &'static str,
     pub(crate) device: String,
     pub(crate) link: LinkKind,
@@ -72,8 +70,6 @@ impl Row {
 impl<R: Serialize> Report<R> {
     pub(crate) fn new(test: &'static str, device: String, link: LinkKind) -> Self {
         Self {
-            tool: "doorbell",
-            version: env!("CARGO_PKG_VERSION"),
             test,
             device,
             link,
@@ -86,7 +82,7 @@ impl<R: Serialize> Report<R> {
     }
 
     pub(crate) fn print(&self) -> Result<(), Failure> {
-        print_json(self)
+        print_result(self)
     }
 
     /// Prints what was measured where, and the heads of the columns.

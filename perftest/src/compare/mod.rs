@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::document::{Document, Kind};
 use crate::failure::{Failure, one_line};
-use crate::report::{ReportedWarning, print_json};
+use crate::report::{ReportedWarning, print_result};
 
 use matching::{Matched, matched};
 use welch::Interval;
@@ -126,8 +126,6 @@ struct Side {
 
 #[derive(Debug, Serialize)]
 struct Comparison {
-    tool: &'static str,
-    version: &'static str,
     test: &'static str,
     /// The test of both.
     of: String,
@@ -183,7 +181,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     check_comparable(args, &before, &after)?;
     let comparison = compare(args, &before, &after)?;
     if args.json {
-        print_json(&comparison)?;
+        print_result(&comparison)?;
     } else {
         table::print(&comparison)?;
     }
@@ -259,8 +257,6 @@ fn compare(args: &CompareArgs, before: &Document, after: &Document) -> Result<Co
         )));
     }
     Ok(Comparison {
-        tool: "doorbell",
-        version: env!("CARGO_PKG_VERSION"),
         test: "compare",
         of: before.test.clone(),
         before: side(before),

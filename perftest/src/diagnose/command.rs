@@ -25,8 +25,6 @@ const MACHINE: &str = "machine";
 
 #[derive(Debug, Serialize)]
 struct Diagnosis {
-    tool: &'static str,
-    version: &'static str,
     devices: Vec<String>,
     warnings: Vec<Finding>,
 }
@@ -73,13 +71,11 @@ pub(crate) fn run(args: &DiagnoseArgs) -> Result<(), Failure> {
         warnings.extend(about(&subject.device, &of_device(&sources, subject)));
     }
     let diagnosis = Diagnosis {
-        tool: "doorbell",
-        version: env!("CARGO_PKG_VERSION"),
         devices: subjects.iter().map(|subject| one_line(&subject.device)).collect(),
         warnings,
     };
     if args.json {
-        report::print_json(&diagnosis)?;
+        report::print_result(&diagnosis)?;
     } else {
         report::print_line(&text(&diagnosis))?;
     }

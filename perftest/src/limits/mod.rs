@@ -113,8 +113,6 @@ impl Ratio {
 
 #[derive(Debug, Serialize)]
 struct Report {
-    tool: &'static str,
-    version: &'static str,
     test: &'static str,
     memory: &'static str,
     time: String,
@@ -280,9 +278,7 @@ fn idle(period: Duration) -> Option<Entry> {
 
 fn print(args: &LimitsArgs, warnings: Vec<report::ReportedWarning>, results: Vec<Entry>) -> Result<(), Failure> {
     if args.json {
-        return report::print_json(&Report {
-            tool: "doorbell",
-            version: env!("CARGO_PKG_VERSION"),
+        return report::print_result(&Report {
             test: "limits",
             memory: "host",
             time: report::now(),

@@ -11,6 +11,22 @@ pub(crate) fn print(value: &impl Serialize) -> Result<(), Failure> {
     super::print_line(&text)
 }
 
+/// Prints a result as one line of JSON, which begins with the tool and its version.
+pub(crate) fn print_result(result: &impl Serialize) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct Named<'a, R> {
+        tool: &'static str,
+        version: &'static str,
+        #[serde(flatten)]
+        result: &'a R,
+    }
+    print(&Named {
+        tool: "doorbell",
+        version: env!("CARGO_PKG_VERSION"),
+        result,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::row::tests::{bandwidth, latency};

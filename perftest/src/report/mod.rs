@@ -24,7 +24,7 @@ use crate::sweep::{Skipped, SweepSettings};
 pub(crate) use caveats::{Caveats, distinct};
 pub(crate) use columns::{OptionalColumns, help as column_help};
 pub(crate) use interval::{BandwidthInterval, Interval, LatencyInterval};
-pub(crate) use json::print as print_json;
+pub(crate) use json::{print as print_json, print_result};
 pub(crate) use machine::{Machine, now};
 pub(crate) use prometheus::{Metrics, exposition};
 pub(crate) use row::{BandwidthRow, CoordinatedOmission, LatencyRow, PERCENTILES, Row, RowParams};

@@ -23,96 +23,59 @@ struct Metric<R> {
     samples: fn(&R) -> Samples,
 }
 
-const BANDWIDTH: &[Metric<BandwidthRow>] = &[
-    Metric {
-        name: "doorbell_bandwidth_average_bytes_per_second",
-        help: "Payload over the whole measurement, the mean over repeats.",
-        samples: |row| one(row.bw_avg_bytes_per_s),
-    },
-    Metric {
-        name: "doorbell_bandwidth_peak_bytes_per_second",
-        help: "Payload over the best stretch.",
-        samples: |row| one(row.bw_peak_bytes_per_s),
-    },
-    Metric {
-        name: "doorbell_bandwidth_ci95_bytes_per_second",
-        help: "Half width of the 95 % confidence interval of the average over repeats.",
-        samples: |row| vec![(None, row.bw_ci95_bytes_per_s)],
-    },
-    Metric {
-        name: "doorbell_messages_per_second",
-        help: "Messages over the whole measurement, the mean over repeats.",
-        samples: |row| one(row.msg_rate_per_s),
-    },
-    Metric {
-        name: "doorbell_measured_messages",
-        help: "Messages that were measured.",
-        samples: |row| one(row.iterations as f64),
-    },
-    Metric {
-        name: "doorbell_lost_messages",
-        help: "Messages that have not arrived, on a transport that may lose them.",
-        samples: |row| vec![(None, row.lost_messages.map(|lost| lost as f64))],
-    },
-    Metric {
-        name: "doorbell_cpu_cores",
-        help: "Processor time of the measuring process over elapsed time.",
-        samples: |row| cpu(row.cpu_user_cores, row.cpu_system_cores),
-    },
-];
+macro_rules! metrics {
+    ($($name:literal |$row:ident| $samples:expr => $help:literal;)*) => {
+        &[$(Metric { name: $name, help: $help, samples: |$row| $samples }),*]
+    };
+}
 
-const LATENCY: &[Metric<LatencyRow>] = &[
-    Metric {
-        name: "doorbell_latency_seconds",
-        help: "Time per message, by quantile.",
-        samples: |row| {
-            [
-                ("0.5", row.lat_p50_ns),
-                ("0.9", row.lat_p90_ns),
-                ("0.99", row.lat_p99_ns),
-                ("0.999", row.lat_p999_ns),
-                ("0.9999", row.lat_p9999_ns),
-            ]
-            .map(|(quantile, ns)| (Some(("quantile", quantile)), Some(ns / 1e9)))
-            .to_vec()
-        },
-    },
-    Metric {
-        name: "doorbell_latency_minimum_seconds",
-        help: "Time of the shortest message.",
-        samples: |row| one(row.lat_min_ns / 1e9),
-    },
-    Metric {
-        name: "doorbell_latency_average_seconds",
-        help: "Mean time per message.",
-        samples: |row| one(row.lat_avg_ns / 1e9),
-    },
-    Metric {
-        name: "doorbell_latency_stddev_seconds",
-        help: "Standard deviation of the time per message.",
-        samples: |row| one(row.lat_stddev_ns / 1e9),
-    },
-    Metric {
-        name: "doorbell_latency_maximum_seconds",
-        help: "Time of the longest message.",
-        samples: |row| one(row.lat_max_ns / 1e9),
-    },
-    Metric {
-        name: "doorbell_latency_ci95_seconds",
-        help: "Half width of the 95 % confidence interval of the mean of the repeats' medians.",
-        samples: |row| vec![(None, row.lat_ci95_ns.map(|ns| ns / 1e9))],
-    },
-    Metric {
-        name: "doorbell_measured_messages",
-        help: "Messages that were measured.",
-        samples: |row| one(row.iterations as f64),
-    },
-    Metric {
-        name: "doorbell_cpu_cores",
-        help: "Processor time of the measuring process over elapsed time.",
-        samples: |row| cpu(row.cpu_user_cores, row.cpu_system_cores),
-    },
-];
+const BANDWIDTH: &[Metric<BandwidthRow>] = metrics! {
+    "doorbell_bandwidth_average_bytes_per_second" |row| one(row.bw_avg_bytes_per_s)
+        => "Payload over the whole measurement, the mean over repeats.";
+    "doorbell_bandwidth_peak_bytes_per_second" |row| one(row.bw_peak_bytes_per_s)
+        => "Payload over the best stretch.";
+    "doorbell_bandwidth_ci95_bytes_per_second" |row| vec![(None, row.bw_ci95_bytes_per_s)]
+        => "Half width of the 95 % confidence interval of the average over repeats.";
+    "doorbell_messages_per_second" |row| one(row.msg_rate_per_s)
+        => "Messages over the whole measurement, the mean over repeats.";
+    "doorbell_measured_messages" |row| one(row.iterations as f64)
+        => "Messages that were measured.";
+    "doorbell_lost_messages" |row| vec![(None, row.lost_messages.map(|lost| lost as f64))]
+        => "Messages that have not arrived, on a transport that may lose them.";
+    "doorbell_cpu_cores" |row| cpu(row.cpu_user_cores, row.cpu_system_cores)
+        => "Processor time of the measuring process over elapsed time.";
+};
+
+const LATENCY: &[Metric<LatencyRow>] = metrics! {
+    "doorbell_latency_seconds" |row| quantiles(row)
+        => "Time per message, by quantile.";
+    "doorbell_latency_minimum_seconds" |row| one(row.lat_min_ns / 1e9)
+        => "Time of the shortest message.";
+    "doorbell_latency_average_seconds" |row| one(row.lat_avg_ns / 1e9)
+        => "Mean time per message.";
+    "doorbell_latency_stddev_seconds" |row| one(row.lat_stddev_ns / 1e9)
+        => "Standard deviation of the time per message.";
+    "doorbell_latency_maximum_seconds" |row| one(row.lat_max_ns / 1e9)
+        => "Time of the longest message.";
+    "doorbell_latency_ci95_seconds" |row| vec![(None, row.lat_ci95_ns.map(|ns| ns / 1e9))]
+        => "Half width of the 95 % confidence interval of the mean of the repeats' medians.";
+    "doorbell_measured_messages" |row| one(row.iterations as f64)
+        => "Messages that were measured.";
+    "doorbell_cpu_cores" |row| cpu(row.cpu_user_cores, row.cpu_system_cores)
+        => "Processor time of the measuring process over elapsed time.";
+};
+
+fn quantiles(row: &LatencyRow) -> Samples {
+    [
+        ("0.5", row.lat_p50_ns),
+        ("0.9", row.lat_p90_ns),
+        ("0.99", row.lat_p99_ns),
+        ("0.999", row.lat_p999_ns),
+        ("0.9999", row.lat_p9999_ns),
+    ]
+    .map(|(quantile, ns)| (Some(("quantile", quantile)), Some(ns / 1e9)))
+    .to_vec()
+}
 
 fn one(value: f64) -> Samples {
     vec![(None, Some(value))]

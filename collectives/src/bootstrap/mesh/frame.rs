@@ -6,6 +6,7 @@
 //! connection.
 
 use doorbell_rendezvous::{FrameMac, TAG};
+use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::wire::Reader;
 use crate::failure::{Message, ShrinkMessage};
@@ -19,7 +20,8 @@ const MAX_FRAME: usize = HEADER + MAX_MESSAGE;
 const KEPT: usize = 64 << 10;
 
 /// A group among those of a mesh, unique: its creator's mesh rank, and the creator's counter.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct GroupId {
     pub(crate) creator: u32,
     pub(crate) number: u32,
@@ -82,11 +84,11 @@ impl Frame {
             Self::Goodbye => head(3, &GroupId::ALL),
             Self::Failure { group, message } => {
                 head(4, group);
-                message.encode(to);
+                to.extend_from_slice(&message.encode());
             }
             Self::Shrink { group, message } => {
                 head(5, group);
-                message.encode(to);
+                to.extend_from_slice(&message.encode());
             }
         }
         let length = (to.len() - start - 4) as u32;

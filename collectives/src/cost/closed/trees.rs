@@ -1,6 +1,6 @@
 //! Trees: time until a member has its subtree's data, and until the subtree has the member's.
 
-use super::{RankWork, Rates, Slice, Stage};
+use super::{RankWork, Rates, Slice};
 use crate::plan::Collective;
 
 #[derive(Clone, Copy)]
@@ -79,11 +79,10 @@ impl Rates {
                 reducing: (root.reducing - out * self.gamma).max(0.0),
                 copied,
             };
-            Slice {
-                path: self.up(ranks, message, reduces).path,
-                load: self.load(root).max(self.load(below)),
-                coupled: false,
-            }
+            Slice::pipelined(
+                self.up(ranks, message, reduces).path,
+                self.load(root).max(self.load(below)),
+            )
         };
         match collective {
             Collective::Reduce => to_root(partial, true, 0.0),
@@ -105,11 +104,10 @@ impl Rates {
                     out: total(falling),
                     ..collect(rising, reduces, 0.0)
                 };
-                Slice {
-                    path: self.up(ranks, rising, reduces).path + self.down(ranks, falling),
-                    load: self.load(duty),
-                    coupled: true,
-                }
+                Slice::coupled(
+                    self.up(ranks, rising, reduces).path + self.down(ranks, falling),
+                    self.load(duty),
+                )
             }
         }
     }
@@ -149,20 +147,9 @@ impl Rates {
         let wide = half * self.wide;
         let below_root = f64::from((ranks - 1).ilog2());
         // The root sends to (or receives from) both trees, as inner members with both children.
-        let down = (1.0 + below_root)
-            * self.stage(Stage {
-                sends: 2.0,
-                receives: 1.0,
-                bytes: half,
-            });
+        let down = (1.0 + below_root) * self.stage(2.0, 1.0, half);
         let inner = if ranks > 2 { wide } else { half };
-        let up = |bytes: f64| {
-            self.stage(Stage {
-                sends: 1.0,
-                receives: 2.0,
-                bytes,
-            }) + 2.0 * bytes * self.gamma
-        };
+        let up = |bytes: f64| self.stage(1.0, 2.0, bytes) + 2.0 * bytes * self.gamma;
         let lowest = if below_root > 0.0 {
             up(half) + (below_root - 1.0) * up(wide)
         } else {
@@ -205,11 +192,7 @@ impl Rates {
                 },
                 root,
             ),
-            Collective::Reduce => Slice {
-                path: rises,
-                load: self.load(reduce),
-                coupled: false,
-            },
+            Collective::Reduce => Slice::pipelined(rises, self.load(reduce)),
             _ => {
                 let both = RankWork {
                     sends: 4.0,
@@ -218,11 +201,7 @@ impl Rates {
                     into: most + n,
                     ..reduce
                 };
-                Slice {
-                    path: rises + down,
-                    load: self.load(both),
-                    coupled: true,
-                }
+                Slice::coupled(rises + down, self.load(both))
             }
         }
     }

@@ -456,7 +456,7 @@ fn invalid_members_are_refused() {
         assert_eq!(Member::decode(&bytes[..end]), None, "{end}");
     }
     assert_eq!(Member::decode(&[&bytes[..], &[0]].concat()), None);
-    let other = [&[2], &bytes[1..]].concat();
+    let other = [&b"{\"of_another_release\":1,"[..], &bytes[1..]].concat();
     assert_eq!(Member::decode(&other), None);
     // Any byte may be corrupt: the result is an error, or a member that encodes again.
     let mut random = random(9);

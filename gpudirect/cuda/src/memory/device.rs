@@ -1,7 +1,6 @@
 //! VMM allocations (`cuMemCreate`), exportable as file descriptors and mapped for peer devices.
 
 use core::ffi::c_int;
-use core::fmt;
 use std::ptr;
 use std::sync::Arc;
 
@@ -298,12 +297,10 @@ impl Sealed for DeviceMemory {
 
 impl Memory for DeviceMemory {}
 
-impl fmt::Debug for DeviceMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceMemory")
-            .field("device", &self.context().device())
-            .field("address", &self.device_ptr())
-            .field("len", &self.len())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(
+    DeviceMemory,
+    self,
+    device = self.context().device(),
+    address = self.device_ptr(),
+    len = self.len()
+);

@@ -405,14 +405,7 @@ impl Sealed for Foreign {
 
 impl Memory for Foreign {}
 
-impl fmt::Debug for Foreign {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Foreign")
-            .field("address", &self.device_ptr())
-            .field("len", &self.len())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Foreign, self, address = self.device_ptr(), len = self.len());
 
 impl fmt::Debug for IpcHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -2,7 +2,6 @@
 //! its ordering; copies are relaxed, and ordered by the event or word that reports completion.
 
 use core::ffi::c_void;
-use core::fmt;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::ptr;
 use std::slice;
@@ -324,11 +323,4 @@ impl Sealed for HostMemory {
 
 impl Memory for HostMemory {}
 
-impl fmt::Debug for HostMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostMemory")
-            .field("address", &self.host)
-            .field("len", &self.len())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(HostMemory, self, address = self.host, len = self.len());

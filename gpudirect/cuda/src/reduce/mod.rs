@@ -10,7 +10,6 @@
 mod plan;
 mod types;
 
-use core::fmt;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -248,14 +247,7 @@ impl Reducer {
     }
 }
 
-impl fmt::Debug for Reducer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reducer")
-            .field("device", &self.context.device())
-            .field("shape", &self.config)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Reducer, self, device = self.context.device(), shape = self.config);
 
 /// Checks that a memory holds exactly this many elements.
 fn length(data: DataType, kind: OperandKind, span: Span<'_>, elements: usize) -> Result<(), ReduceError> {

@@ -1,12 +1,11 @@
 //! The defaults of the classic tools: from the options given to [`Settings`].
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use doorbell_verbs::Gid;
 
 use super::{CQ_MOD_MAX_SIZE, DEPTH, REPORT_INTERVAL, RawOptions};
-use crate::classic::settings::{Cuda, Exchange, Output, Rate, Settings, TestLength, Transport};
+use crate::classic::settings::{Cuda, Exchange, Rate, Settings, TestLength, Transport};
 use crate::classic::tool::{Kind, Tool, Verb};
 use crate::cli::AtomicOperation;
 use crate::device::GpuSelector;
@@ -140,21 +139,7 @@ pub(super) fn with_defaults(raw: RawOptions, tool: Tool) -> Result<Settings, Fai
         least_bandwidth: raw.least_bandwidth,
         least_rate: raw.least_rate,
         wait_destroy: Duration::from_secs(raw.wait_destroy.unwrap_or(0)),
-        output: Output {
-            gbits: raw.gbits,
-            cycles: raw.cycles,
-            histogram: raw.histogram,
-            unsorted: raw.unsorted,
-            both: raw.both,
-            only: raw.only,
-            cpu: raw.cpu,
-            no_peak: raw.no_peak,
-            json: match (raw.json_file, raw.json) {
-                (Some(file), _) => Some(file),
-                (None, true) => Some(PathBuf::from("perftest_out.json")),
-                (None, false) => None,
-            },
-        },
+        output: raw.output,
     })
 }
 
@@ -186,12 +171,12 @@ fn length(raw: &RawOptions, tool: Tool) -> Result<TestLength, Failure> {
     })
 }
 
-/// Whether post lists fit in the queues and divide the number of messages.
 /// The C tools' groups, one for each end.
 fn default_group(is_client: bool) -> Gid {
     Gid([255, 1, 0, 0, 0, 2, 201, 133, 0, 0, 0, 0, 0, 0, 0, u8::from(is_client)])
 }
 
+/// Whether post lists fit in the queues and divide the number of messages.
 fn check_lists(raw: &RawOptions, iterations: Option<u32>, tx_depth: u32, rx_depth: u32) -> Result<(), Failure> {
     for (flag, list, queue, depth) in [
         ("-l", raw.post_list, "-t", tx_depth),

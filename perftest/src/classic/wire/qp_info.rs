@@ -9,6 +9,9 @@ use super::message::Malformed;
 const WITH_GID: usize = 108;
 const WITHOUT_GID: usize = 59;
 
+const WIDE_QPN: &str = "the queue pair number in its QP information has more than 24 bits";
+const WIDE_PSN: &str = "the sequence number in its QP information has more than 24 bits";
+
 /// The address of a queue pair and its memory. Without a GID the port is addressed by its LID alone
 /// (InfiniBand).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,22 +90,29 @@ impl QpInfo {
             word.copy_from_slice(&bytes[at..at + 4]);
             u32::from_be_bytes(word)
         };
-        let narrow = |at, otherwise| u16::try_from(word(at)).map_err(|_| Malformed(otherwise));
         let mut gid = [0; 16];
         gid.copy_from_slice(&bytes[32..48]);
+        let vaddr = u64::from(word(24)) << 32 | u64::from(word(28));
+        let gid = (gid != [0; 16]).then_some(Gid(gid));
+        QpInfo::checked([0, 4, 8, 12, 16, 48].map(|at| word(at).into()), vaddr, gid)
+    }
+
+    /// From the LID, the outstanding reads, the queue pair number, the sequence number, the rkey
+    /// and the shared receive queue's number, each as long as the peer has sent it.
+    fn checked(fields: [u64; 6], vaddr: u64, gid: Option<Gid>) -> Result<QpInfo, Malformed> {
+        let [lid, out_reads, qpn, psn, rkey, srqn] = fields;
         Ok(QpInfo {
-            lid: Lid(narrow(0, "the LID in its QP information has more than 16 bits")?),
-            out_reads: narrow(4, "the outstanding reads in its QP information have more than 16 bits")?,
-            qpn: Qpn::new(word(8)).ok_or(Malformed(
-                "the queue pair number in its QP information has more than 24 bits",
-            ))?,
-            psn: Psn::new(word(12)).ok_or(Malformed(
-                "the sequence number in its QP information has more than 24 bits",
-            ))?,
-            rkey: word(16),
-            vaddr: u64::from(word(24)) << 32 | u64::from(word(28)),
-            gid: (gid != [0; 16]).then_some(Gid(gid)),
-            srqn: word(48),
+            lid: Lid(fits(lid, "the LID in its QP information has more than 16 bits")?),
+            out_reads: fits(
+                out_reads,
+                "the outstanding reads in its QP information have more than 16 bits",
+            )?,
+            qpn: fits(qpn, WIDE_QPN).and_then(|qpn| Qpn::new(qpn).ok_or(Malformed(WIDE_QPN)))?,
+            psn: fits(psn, WIDE_PSN).and_then(|psn| Psn::new(psn).ok_or(Malformed(WIDE_PSN)))?,
+            rkey: fits(rkey, "the rkey in its QP information has more than 32 bits")?,
+            vaddr,
+            gid,
+            srqn: fits(srqn, "the last number in its QP information has more than 32 bits")?,
         })
     }
 
@@ -117,46 +127,23 @@ impl QpInfo {
         let text = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
         let text = std::str::from_utf8(text).map_err(|_| Malformed("its QP information is no text"))?;
         let mut fields = Fields(text);
-        let lid = u16::try_from(fields.next()?)
-            .map_err(|_| Malformed("the LID in its QP information has more than 16 bits"))?;
-        let out_reads = u16::try_from(fields.next()?)
-            .map_err(|_| Malformed("the outstanding reads in its QP information have more than 16 bits"))?;
-        let qpn = narrow(fields.next()?).and_then(Qpn::new).ok_or(Malformed(
-            "the queue pair number in its QP information has more than 24 bits",
-        ))?;
-        let psn = narrow(fields.next()?).and_then(Psn::new).ok_or(Malformed(
-            "the sequence number in its QP information has more than 24 bits",
-        ))?;
-        let rkey = narrow(fields.next()?).ok_or(Malformed("the rkey in its QP information has more than 32 bits"))?;
-        let vaddr = fields.next()?;
-        let gid = if has_gid {
-            let mut gid = [0; 16];
-            for byte in &mut gid {
-                *byte =
-                    u8::try_from(fields.next()?).map_err(|_| Malformed("the GID in its QP information is invalid"))?;
-            }
-            Some(Gid(gid))
-        } else {
-            None
-        };
-        let srqn =
-            narrow(fields.next()?).ok_or(Malformed("the last number in its QP information has more than 32 bits"))?;
+        let mut numbers = [0; 6];
+        for number in &mut numbers {
+            *number = fields.next()?;
+        }
+        let [lid, out_reads, qpn, psn, rkey, vaddr] = numbers;
+        let mut gid = has_gid.then(Gid::default);
+        for byte in gid.iter_mut().flat_map(|gid| &mut gid.0) {
+            *byte = fits(fields.next()?, "the GID in its QP information is invalid")?;
+        }
+        let srqn = fields.next()?;
         fields.end()?;
-        Ok(QpInfo {
-            lid: Lid(lid),
-            out_reads,
-            qpn,
-            psn,
-            rkey,
-            vaddr,
-            gid,
-            srqn,
-        })
+        QpInfo::checked([lid, out_reads, qpn, psn, rkey, srqn], vaddr, gid)
     }
 }
 
-fn narrow(value: u64) -> Option<u32> {
-    u32::try_from(value).ok()
+fn fits<T: TryFrom<u64>>(value: u64, otherwise: &'static str) -> Result<T, Malformed> {
+    T::try_from(value).map_err(|_| Malformed(otherwise))
 }
 
 struct Fields<'a>(&'a str);
