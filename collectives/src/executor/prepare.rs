@@ -41,9 +41,9 @@ struct ProgramKey {
 
 type Bytes = core::ops::Range<usize>;
 
-/// Plain memory of as many bytes is lent to a device in software: to register it takes as long as
-/// to copy a part of it.
-const LENT_BYTES: usize = 64 << 10;
+/// Plain memory of as many eager messages at least is lent to devices in software: to register it
+/// takes as long as to copy a part of it.
+const LENT_MESSAGES: usize = 8;
 
 fn sends(program: &Program) -> [bool; 2] {
     let steps = program.strands.iter().flatten();
@@ -229,8 +229,12 @@ impl Prepared {
     /// # Safety
     /// As of `submit`, for as long as the operation has it.
     unsafe fn lend(&self, op: &mut ActiveOperation, [input, output]: [Bytes; 2], rails: &[Rail]) {
+        let Transport::Simple { granted_from, .. } = op.transport else {
+            return;
+        };
+        let least = LENT_MESSAGES * granted_from.saturating_sub(1);
         let lend = |data: &Data, bytes: &Bytes| match *data {
-            Data::Plain(start) if bytes.len() >= LENT_BYTES => {
+            Data::Plain(start) if bytes.len() >= least => {
                 // SAFETY: by contract.
                 unsafe { Lent::new(rails.iter().map(|rail| &rail.domain), start, bytes.len()) }.ok()
             }
