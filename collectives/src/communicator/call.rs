@@ -236,8 +236,8 @@ impl<'c, B> Call<'c, B> {
     /// As [`wait`](Self::wait).
     ///
     /// # Panics
-    /// As [`wait`](Self::wait), and when `detached` or `between` panics; the communicator has failed
-    /// then, too.
+    /// As [`wait`](Self::wait), and when `detached` or `between` panics; the communicator has
+    /// failed then, too.
     pub fn wait_detached(
         self,
         detached: impl FnOnce(&mut (dyn FnMut() + Send)),

@@ -24,8 +24,8 @@ fn repeated_operations_give_equal_results() {
     }
 }
 
-/// Rank 1 begins only when rank 0 has begun and not finished, which then waits in the rest; alone,
-/// nobody is waited for.
+/// Rank 1 begins only when rank 0 has begun and not finished, which then waits in the rest. A rank
+/// alone waits for no other.
 #[test]
 fn only_what_a_repeated_operation_has_to_wait_for_is_left_to_the_rest() {
     ranks(1, &options(), |comm| {
