@@ -110,7 +110,7 @@ impl Communicator {
     }
 
     /// Waits for an operation: for a few microseconds with the interpreter, where it is short and
-    /// repeats an earlier one, as to leave and enter the interpreter takes a third of its time; and
+    /// repeats an earlier one, as to release and take the interpreter is an eighth of a call; and
     /// then without. A signal whose handler raises an exception aborts the communicator: what peers
     /// read and write cannot be called back otherwise.
     fn wait<B>(
