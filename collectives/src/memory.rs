@@ -79,3 +79,41 @@ impl Segment {
         self.rails[rail].rkey
     }
 }
+
+/// Memory of an operation's caller while the operation is in flight, registered on each device for
+/// requests that read it.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    start: usize,
+    rails: Box<[(BufferAlias, Buffer)]>,
+}
+
+impl Lent {
+    /// # Safety
+    /// The bytes are initialised, and mapped until this is dropped; what requests read of them
+    /// nothing writes meanwhile.
+    pub(crate) unsafe fn new<'a>(
+        domains: impl IntoIterator<Item = &'a ProtectionDomain>,
+        start: *mut u8,
+        len: usize,
+    ) -> Result<Self, MemoryError> {
+        let register = |domain: &ProtectionDomain| {
+            // SAFETY: by contract.
+            let buffer = unsafe { domain.register_raw_on_demand(start, len, Arc::new(())) }?;
+            // SAFETY: the buffer lives beside it; the executor keeps this until no request refers
+            // to it.
+            Ok((unsafe { buffer.alias(..) }, buffer))
+        };
+        Ok(Self {
+            start: start.addr(),
+            rails: domains.into_iter().map(register).collect::<Result<_, MemoryError>>()?,
+        })
+    }
+
+    /// The `len` bytes at an address, for requests on the device `rail`; `None` out of bounds.
+    #[inline]
+    pub(crate) fn alias_at(&self, rail: usize, address: usize, len: usize) -> Option<BufferAlias> {
+        let offset = address.checked_sub(self.start)?;
+        self.rails.get(rail)?.0.slice(offset, len)
+    }
+}

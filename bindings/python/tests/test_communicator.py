@@ -74,6 +74,17 @@ def _threads(comm):
     return values[0]
 
 
+def _repeated(comm):
+    """The same for an all-reduce that repeats an earlier one, whose first microseconds have the interpreter."""
+    values = array.array("i", [1])
+    comm.all_reduce(values)
+    if comm.rank == 1:
+        comm.receive(array.array("i", [0]), 0)
+    else:
+        threading.Timer(0.2, comm.send, (array.array("i", [8]), 1)).start()
+    return comm.all_reduce(values)[0]
+
+
 JOIN = """
 import array, sys
 import doorbell_rdma
@@ -128,6 +139,7 @@ class Communicator(unittest.TestCase):
 
     def test_other_threads_run_while_one_waits(self):
         self.assertEqual(ranks.run(2, _threads), [8, 8])
+        self.assertEqual(ranks.run(2, _repeated), [4, 4])
 
     def test_ranks_of_a_launcher_join(self):
         port = ranks.free_port()

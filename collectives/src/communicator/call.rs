@@ -218,27 +218,36 @@ impl<'c, B> Call<'c, B> {
     /// # Panics
     /// When a user-defined operator panics. The communicator has failed then.
     pub fn wait(self) -> Result<(), CollectiveError> {
-        self.wait_with(|| ())
+        let result = self.comm.shared.run(self.spec?, &self.settings, || ());
+        drop(self.buffers);
+        result
     }
 
-    /// As [`wait`](Self::wait), and calls `between` whenever this thread would yield the CPU or
-    /// sleep: after about a millisecond without progress, then at least every 200 µs. It may
+    /// As [`wait`](Self::wait), for callers that hold the lock of an interpreter: only a short
+    /// operation that repeats an earlier one runs here, for a few microseconds and without waiting
+    /// for another thread. If it takes longer, `detached` is called with the rest: it releases the
+    /// lock, calls the rest, and takes the lock again.
+    ///
+    /// The rest calls `between` whenever this thread would yield the CPU or sleep: after about a
+    /// millisecond without progress, then at least every 200 µs. It may
     /// [abort](Communicator::abort) the communicator, so that a signal can end the wait.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
     ///
     /// # Panics
-    /// As [`wait`](Self::wait), and when `between` panics; the communicator has failed then, too.
-    pub fn wait_with(self, between: impl FnMut()) -> Result<(), CollectiveError> {
-        let Self {
-            comm,
-            spec,
-            settings,
-            buffers,
-        } = self;
-        let result = comm.shared.run(spec?, &settings, between);
-        drop(buffers);
+    /// As [`wait`](Self::wait), and when `detached` or `between` panics; the communicator has
+    /// failed then, too.
+    pub fn wait_detached(
+        self,
+        detached: impl FnOnce(&mut (dyn FnMut() + Send)),
+        between: impl FnMut() + Send,
+    ) -> Result<(), CollectiveError> {
+        let result = self
+            .comm
+            .shared
+            .run_detached(self.spec?, &self.settings, detached, between);
+        drop(self.buffers);
         result
     }
 }

@@ -7,6 +7,8 @@
 //! No model: the count of waiting threads is a hint to yield; the stop flag guards no data and is
 //! read again under the lock.
 
+mod detached;
+
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;

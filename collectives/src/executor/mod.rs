@@ -14,7 +14,7 @@
 //!   test.
 //!
 //! No allocation and no lock from step to step; memory for scratch and staging is registered when
-//! it is first needed, and kept.
+//! it is first needed, and kept. Plain memory is registered per operation, where that pins nothing.
 
 mod backoff;
 mod connect;
@@ -143,6 +143,8 @@ pub struct Engine {
     /// Those that callers have, by address. What has been freed goes with the next allocation.
     segments: BTreeMap<usize, Weak<Segment>>,
     rails: Vec<Rail>,
+    /// Whether all devices read memory where it is, without pinning it.
+    lends: bool,
     active_runners: u32,
     rank: Rank,
     ranks: u32,
@@ -208,6 +210,10 @@ impl Engine {
             ),
             input_copies: Vec::new(),
             segments: BTreeMap::new(),
+            lends: rails.iter().all(|rail| {
+                let device = rail.context.attr();
+                device.is_userspace() && device.on_demand_paging
+            }),
             rails,
             active_runners: 0,
             rank,

@@ -10,7 +10,7 @@ use super::strand::{ExpectedLengths, SliceActions};
 use super::window::Puts;
 use crate::failure::MESSAGES;
 use crate::kernel::{Function, Scalar};
-use crate::memory::Segment;
+use crate::memory::{Lent, Segment};
 use crate::plan::Collective;
 use crate::protocol::LineProtocol;
 use crate::types::Protocol;
@@ -198,6 +198,8 @@ pub(super) struct ActiveOperation {
     pub(super) function: Function,
     pub(super) input: Data,
     pub(super) output: Data,
+    /// Of plain input and output, what messages are sent from without a copy.
+    pub(super) lent: [Option<Lent>; 2],
     /// Of a put exchange: what is written instead of the messages.
     pub(super) puts: Option<Arc<Puts>>,
     pub(super) transport: Transport,
@@ -218,6 +220,7 @@ impl ActiveOperation {
             function: self.function.clone(),
             input,
             output,
+            lent: [None, None],
             puts: None,
             began: None,
             runners_left: self.ready.runners,

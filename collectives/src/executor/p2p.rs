@@ -220,7 +220,8 @@ impl Engine {
             deadline,
         };
         let plan = &mut stream.plans[usize::from(bytes == 0)];
-        let (op, _) = plan.activate(operation, p2p.transport, (rank, 1))?;
+        let lenders = if self.lends { &self.rails[..] } else { &[] };
+        let (op, _) = plan.activate(operation, p2p.transport, (rank, 1), lenders)?;
         if !stream.queue.is_last_in_flight() {
             p2p.busy.push(index);
         }

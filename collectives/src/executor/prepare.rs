@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Engine;
+use super::connect::Rail;
 use super::error::EngineError;
 use super::layout::{Coalescing, Layout, OperationExtent};
 use super::operation::{ActiveOperation, CompiledOperation, Data, Operation, PlanId, Ticket, Transport};
@@ -11,7 +12,7 @@ use super::program::CompiledProgram;
 use super::strand::{ExpectedLengths, SliceActions, SliceOf};
 use super::window::Puts;
 use crate::kernel::{Function, Scalar};
-use crate::memory::Segment;
+use crate::memory::{Lent, Segment};
 use crate::plan::{Collective, PlanMemory, Program, Schedule, Shape, Span, Step};
 use crate::types::{DataType, Rank};
 
@@ -22,6 +23,8 @@ pub(super) struct Prepared {
     /// Blocks of input and output on this rank; 0 for what it does not have.
     inputs: u64,
     outputs: u64,
+    /// Whether messages are sent from input and output.
+    sends: [bool; 2],
     /// Compiled programs: by how messages are cut, in place or not, and equal parts or not.
     programs: Vec<((Coalescing, bool, bool), Arc<CompiledProgram>)>,
     ready: Option<(ProgramKey, Arc<CompiledOperation>)>,
@@ -37,6 +40,19 @@ struct ProgramKey {
 }
 
 type Bytes = core::ops::Range<usize>;
+
+/// Plain memory of as many eager messages at least is lent to devices in software: to register it
+/// takes as long as to copy a part of it.
+const LENT_MESSAGES: usize = 8;
+
+fn sends(program: &Program) -> [bool; 2] {
+    let steps = program.strands.iter().flatten();
+    [PlanMemory::Input, PlanMemory::Output].map(|place| {
+        steps
+            .clone()
+            .any(|step| matches!(step, Step::Send { span, .. } if span.place == place))
+    })
+}
 
 fn overlap(a: &Bytes, b: &Bytes) -> bool {
     a.start < b.end && b.start < a.end
@@ -57,6 +73,10 @@ impl Prepared {
             Direction::Receive => Step::Recv { from: peer, into },
         };
         let blocks_of = |end| if direction == end { u64::from(blocks) } else { 0 };
+        let program = Program {
+            strands: vec![vec![step]],
+            ..Program::default()
+        };
         Self {
             shape: Shape {
                 collective: Collective::SendRecv,
@@ -64,10 +84,8 @@ impl Prepared {
                 root: Rank(0),
                 blocks: 1,
             },
-            program: Program {
-                strands: vec![vec![step]],
-                ..Program::default()
-            },
+            sends: sends(&program),
+            program,
             in_place: false,
             inputs: blocks_of(Direction::Send),
             outputs: blocks_of(Direction::Receive),
@@ -206,12 +224,41 @@ impl Prepared {
             .ok_or_else(|| self.refuse("plain memory beyond the address space"))
     }
 
-    /// The operation as it is queued, and the bytes of its input if that is copied first.
+    /// Registers plain memory that is sent from. What a device refuses is copied.
+    ///
+    /// # Safety
+    /// As of `submit`, for as long as the operation has it.
+    unsafe fn lend(&self, op: &mut ActiveOperation, [input, output]: [Bytes; 2], rails: &[Rail]) {
+        let Transport::Simple { granted_from, .. } = op.transport else {
+            return;
+        };
+        let least = LENT_MESSAGES * granted_from.saturating_sub(1);
+        let lend = |data: &Data, bytes: &Bytes| match *data {
+            Data::Plain(start) if bytes.len() >= least => {
+                // SAFETY: by contract.
+                unsafe { Lent::new(rails.iter().map(|rail| &rail.domain), start, bytes.len()) }.ok()
+            }
+            _ => None,
+        };
+        if output.start <= input.start && input.end <= output.end {
+            op.lent = [None, lend(&op.output, &output)];
+        } else {
+            let [inputs, outputs] = self.sends;
+            op.lent = [
+                inputs.then(|| lend(&op.input, &input)).flatten(),
+                outputs.then(|| lend(&op.output, &output)).flatten(),
+            ];
+        }
+    }
+
+    /// The operation as it is queued, and the bytes of its input if that is copied first. Plain
+    /// memory is lent to the devices of `lenders`.
     pub(super) fn activate(
         &mut self,
         mut op: Operation,
         transport: Transport,
         (rank, strands): (Rank, u32),
+        lenders: &[Rail],
     ) -> Result<(ActiveOperation, Option<usize>), EngineError> {
         let (collective, ranks) = (self.shape.collective, self.shape.ranks());
         let may_have_parts = matches!(collective, Collective::AllToAllV | Collective::ReduceScatter);
@@ -256,12 +303,13 @@ impl Prepared {
         let ready = self.compile(rank, strands, key, &op.function)?;
         let input_copied = op.scale.is_some() || overlaps && !in_place;
         let runners_left = ready.runners;
-        let active = ActiveOperation {
+        let mut active = ActiveOperation {
             collective,
             ready,
             function: op.function,
             input: op.input,
             output: op.output,
+            lent: [None, None],
             puts: None,
             transport,
             channels: op.tuning.channels,
@@ -272,7 +320,13 @@ impl Prepared {
             input_copied,
             taken: false,
         };
-        Ok((active, input_copied.then_some(inputs.len())))
+        let copied = input_copied.then_some(inputs.len());
+        if active.ready.has_granted && !lenders.is_empty() && self.sends.contains(&true) {
+            let read = if input_copied { 0..0 } else { inputs };
+            // SAFETY: the operation is submitted, or dropped at once.
+            unsafe { self.lend(&mut active, [read, outputs], lenders) };
+        }
+        Ok((active, copied))
     }
 }
 
@@ -303,6 +357,7 @@ impl Engine {
             inputs: shape.input(self.rank).len() as u64,
             outputs: shape.output(self.rank).len() as u64,
             shape,
+            sends: sends(&program),
             program,
             in_place: schedule.in_place(),
             programs: Vec::new(),
@@ -365,7 +420,8 @@ impl Engine {
             return Err(plan.refuse("more channels than there are, or none, or slices of nothing"));
         }
         let scale = op.scale;
-        let (mut op, copied) = plan.activate(op, transport, (rank, config.strands))?;
+        let lenders = if self.lends { &self.rails[..] } else { &[] };
+        let (mut op, copied) = plan.activate(op, transport, (rank, config.strands), lenders)?;
         if let Some(bytes) = copied {
             self.copy_input(&mut op, scale, bytes)?;
         }

@@ -89,6 +89,7 @@ impl OperationQueue {
         let result = op.result.clone()?;
         op.taken = true;
         (op.input, op.output, op.puts) = (Data::None, Data::None, None);
+        op.lent = [None, None];
         while self.operations.front().is_some_and(|op| op.taken) {
             self.operations.pop_front();
             self.first += 1;
@@ -96,8 +97,10 @@ impl OperationQueue {
         Some(result)
     }
 
+    /// Fails all without a result. Their queue pairs are gone, and what was lent is the callers'.
     pub(super) fn fail(&mut self, why: &Failed) {
         for op in &mut self.operations {
+            op.lent = [None, None];
             op.result.get_or_insert_with(|| Err(why.clone()));
         }
     }

@@ -159,6 +159,65 @@ fn grants_run_ahead_into_later_messages() {
     );
 }
 
+/// Plain memory is lent to the device by an operation that sends long messages from it, once where
+/// input and output are one, and until the operation has a result that is taken or has failed.
+#[test]
+fn plain_memory_is_lent_while_an_operation_sends_from_it() {
+    let long = 8 * Config::default().eager;
+    let mut memory = vec![0_u8; 2 * long];
+    let [mut engine, _other] = two();
+    let schedule = Algorithm::Ring
+        .schedule(Collective::AllReduce, &[Rank(0), Rank(1)], Rank(0))
+        .unwrap();
+    let plan = engine.prepare(&*schedule).unwrap();
+    let input = memory.as_mut_ptr();
+    let output = input.wrapping_add(long);
+    let lent = |engine: &mut Engine, (input, output), bytes: usize| {
+        let operation = Operation {
+            plan,
+            function: Function::new(DataType::U8, ReduceOp::Sum, 2).unwrap(),
+            count: bytes as u64,
+            parts: None,
+            input: Data::Plain(input),
+            output: Data::Plain(output),
+            scale: None,
+            tuning: Tuning {
+                protocol: Protocol::Simple,
+                channels: 1,
+                slice: usize::MAX,
+            },
+            deadline: None,
+        };
+        // SAFETY: the memory is as long, and outlives the engine.
+        let ticket = unsafe { engine.submit(operation) }.unwrap();
+        let op = engine.operations.get(ticket.number).unwrap();
+        op.lent.each_ref().map(Option::is_some)
+    };
+    assert_eq!(lent(&mut engine, (input, input), long - 1), [false, false]);
+    assert_eq!(lent(&mut engine, (input, input), long), [false, true]);
+    assert_eq!(lent(&mut engine, (input, output), long), [true, true]);
+    for (direction, lends) in [(Direction::Send, true), (Direction::Receive, false)] {
+        let message = Message {
+            peer: Rank(1),
+            direction,
+            data: Data::Plain(input),
+            bytes: long,
+            deadline: None,
+        };
+        // SAFETY: as above.
+        let ticket = unsafe { engine.submit_message(message) }.unwrap();
+        let stream = engine.p2p.streams[ticket.stream.unwrap() as usize].as_ref().unwrap();
+        let op = stream.queue.get(ticket.number).unwrap();
+        assert_eq!(op.lent.iter().any(Option::is_some), lends);
+    }
+    engine.abort("of the test");
+    let mut operations = engine
+        .operations
+        .open()
+        .chain(engine.p2p.queues_mut().flat_map(OperationQueue::open));
+    assert!(operations.all(|op| op.lent.iter().all(Option::is_none)));
+}
+
 /// What lies within allocated memory is found by its address; neither what follows it, nor what was
 /// freed.
 #[test]

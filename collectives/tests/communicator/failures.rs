@@ -77,10 +77,11 @@ fn a_waiting_rank_can_abort_between_its_polls() {
                 thread::sleep(Duration::from_millis(1));
             }
         }
-        let waited = comm.barrier().wait_with(|| {
+        let between = || {
             waits += 1;
             comm.abort("interrupted");
-        });
+        };
+        let waited = comm.barrier().wait_detached(|rest| rest(), between);
         (comm.rank(), waits, waited.unwrap_err())
     });
     for (rank, waits, error) in errors {
@@ -99,7 +100,26 @@ fn a_panic_between_the_polls_of_a_waiting_rank_ends_its_operation() {
         let mut data = vec![0u8; 100_000];
         let waits = || {
             comm.all_reduce(&mut data, ReduceOp::Sum)
-                .wait_with(|| panic!("of the test"))
+                .wait_detached(|rest| rest(), || panic!("of the test"))
+        };
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(waits)).unwrap_err();
+        let error = comm.barrier().wait().unwrap_err();
+        assert!(error.to_string().contains("panicked while it waited"), "{error}");
+    });
+}
+
+/// Its data is borrowed until then, and its program is cached, so that it begins before the panic.
+#[test]
+fn a_panic_of_what_calls_the_rest_ends_the_operation_that_has_begun() {
+    world::ranks(2, &world::options(), |comm| {
+        let mut data = [1u8; 8];
+        comm.all_reduce(&mut data, ReduceOp::Sum).wait().unwrap();
+        if comm.rank() == Rank(1) {
+            return;
+        }
+        let waits = || {
+            comm.all_reduce(&mut data, ReduceOp::Sum)
+                .wait_detached(|_| panic!("of the test"), || ())
         };
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(waits)).unwrap_err();
         let error = comm.barrier().wait().unwrap_err();

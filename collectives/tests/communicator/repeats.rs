@@ -1,5 +1,6 @@
 //! Repeated operations, which run from the program cache, with others between, and late ranks.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -21,6 +22,49 @@ fn repeated_operations_give_equal_results() {
             }
         });
     }
+}
+
+/// Rank 1 begins only when rank 0 has begun and not finished, which then waits in the rest. A rank
+/// alone waits for no other.
+#[test]
+fn only_what_a_repeated_operation_has_to_wait_for_is_left_to_the_rest() {
+    ranks(1, &options(), |comm| {
+        let calls = [0, 1, 2].map(|_| rests(&comm, &mut given(0, 5)));
+        assert_eq!(calls, [1, 0, 0]);
+    });
+    let is_waiting = AtomicBool::new(false);
+    ranks(2, &options(), |comm| {
+        let mut x = given(comm.rank().0, 5);
+        comm.all_reduce(&mut x, ReduceOp::Sum).wait().unwrap();
+        x = given(comm.rank().0, 5);
+        if comm.rank() == Rank(0) {
+            let detached = |rest: &mut (dyn FnMut() + Send)| {
+                is_waiting.store(true, Ordering::Release);
+                rest();
+            };
+            let call = comm.all_reduce(&mut x, ReduceOp::Sum);
+            call.wait_detached(detached, || ()).unwrap();
+        } else {
+            while !is_waiting.load(Ordering::Acquire) {
+                thread::yield_now();
+            }
+            comm.all_reduce(&mut x, ReduceOp::Sum).wait().unwrap();
+        }
+        assert_eq!(x, sum(2, 5));
+    });
+    assert!(is_waiting.into_inner());
+}
+
+/// How often the rest of an all-reduce was called for.
+fn rests(comm: &Communicator, x: &mut [i64]) -> u32 {
+    let mut calls = 0;
+    let detached = |rest: &mut (dyn FnMut() + Send)| {
+        calls += 1;
+        rest();
+    };
+    let call = comm.all_reduce(x, ReduceOp::Sum);
+    call.wait_detached(detached, || ()).unwrap();
+    calls
 }
 
 fn everything(comm: &Communicator, protocol: Protocol, n: usize) {

@@ -3,6 +3,7 @@
 //! overlapping ways promises (`unsafe`) what the moves of a [`Buffer`] guarantee.
 
 use core::any::Any;
+use core::ffi::c_uint;
 use core::ops::RangeBounds;
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use doorbell_verbs_sys as sys;
 use super::buffer::{Buffer, bytes_of};
 use super::range::Buffers;
 use super::region::{Backing, Region, check_buffer};
-use super::rights::{MemoryKind, Rights};
+use super::rights::{Local, MemoryKind, Rights};
 use super::source::{Sink, Source, sealed};
 use crate::error::MemoryError;
 use crate::pd::ProtectionDomain;
@@ -99,9 +100,41 @@ impl ProtectionDomain {
         _: R,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Result<Buffer<R>, MemoryError> {
+        // SAFETY: by contract.
+        unsafe { self.register_with(start, len, R::ACCESS, owner) }
+    }
+
+    /// As [`register_raw`](Self::register_raw), for requests of this process alone and on demand:
+    /// no page is populated or pinned, so that it takes as long for any length.
+    ///
+    /// # Errors
+    /// As for [`register`](Self::register); also when the device cannot page on demand.
+    ///
+    /// # Safety
+    /// As of `register_raw`.
+    #[doc(alias = "IBV_ACCESS_ON_DEMAND")]
+    pub unsafe fn register_raw_on_demand(
+        &self,
+        start: *mut u8,
+        len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Buffer, MemoryError> {
+        // SAFETY: by contract.
+        unsafe { self.register_with(start, len, Local::ACCESS | sys::IBV_ACCESS_ON_DEMAND, owner) }
+    }
+
+    /// # Safety
+    /// As of `register_raw`; the access is that of `R`, or on demand.
+    unsafe fn register_with<R: Rights>(
+        &self,
+        start: *mut u8,
+        len: usize,
+        access: c_uint,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Buffer<R>, MemoryError> {
         check_buffer(len)?;
         // SAFETY: by contract.
-        let region = unsafe { Region::register(self.inner(), start, len, R::ACCESS, Backing::KeepAlive(owner)) }?;
+        let region = unsafe { Region::register(self.inner(), start, len, access, Backing::KeepAlive(owner)) }?;
         let start = region.start();
         Ok(Buffer::new(region, start, len))
     }

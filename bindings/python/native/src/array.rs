@@ -28,6 +28,7 @@ macro_rules! typed {
         }
     };
 }
+pub(crate) use buffer::BufferPlace;
 pub(crate) use typed;
 
 /// What keeps the memory: released when dropped, which happens with the interpreter.
@@ -63,8 +64,8 @@ pub(crate) enum Access {
 }
 
 impl<'py> Array<'py> {
-    pub(crate) fn new(object: &Bound<'py, PyAny>, access: Access) -> PyResult<Self> {
-        let description = match buffer::describe(object)? {
+    pub(crate) fn new(object: &Bound<'py, PyAny>, access: Access, place: &'py mut BufferPlace) -> PyResult<Self> {
+        let description = match buffer::describe(object, place) {
             Some(description) => description,
             None => dlpack::describe(object)?.ok_or_else(|| {
                 let kind = object.get_type();
@@ -169,12 +170,17 @@ pub(crate) struct Pair<'py> {
 }
 
 impl<'py> Pair<'py> {
-    pub(crate) fn new(array: &Bound<'py, PyAny>, out: Option<&Bound<'py, PyAny>>) -> PyResult<Self> {
+    pub(crate) fn new(
+        array: &Bound<'py, PyAny>,
+        out: Option<&Bound<'py, PyAny>>,
+        [first, second]: &'py mut [BufferPlace; 2],
+    ) -> PyResult<Self> {
         let Some(out) = out.filter(|out| !out.is(array)) else {
-            let output = Array::new(array, Access::Write)?;
+            let output = Array::new(array, Access::Write, first)?;
             return Ok(Self { input: None, output });
         };
-        let (input, output) = (Array::new(array, Access::Read)?, Array::new(out, Access::Write)?);
+        let input = Array::new(array, Access::Read, first)?;
+        let output = Array::new(out, Access::Write, second)?;
         if input.data != output.data {
             return Err(PyTypeError::new_err(format!(
                 "the array has elements of {}, and out of {}: expected the same",

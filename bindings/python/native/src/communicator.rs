@@ -1,5 +1,6 @@
 //! Communicators.
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyMemoryView, PyType};
 
-use crate::array::{Access, Array, Pair, typed};
+use crate::array::{Access, Array, BufferPlace, Pair, typed};
 use crate::device::Device;
 use crate::error;
 use crate::interrupt::{self, Interrupts};
@@ -34,6 +35,9 @@ pub(crate) struct Communicator {
 struct Memory {
     _memory: CommBuffer<u8>,
 }
+
+/// For the buffers of input and output.
+const PLACES: [BufferPlace; 2] = [BufferPlace::new(), BufferPlace::new()];
 
 /// What is the same for both ways to join a group.
 struct Joining {
@@ -105,31 +109,35 @@ impl Communicator {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Waits for an operation without the interpreter. A signal whose handler raises an exception
-    /// aborts the communicator: what peers read and write cannot be called back otherwise.
+    /// Waits for an operation: for a few microseconds with the interpreter, where it is short and
+    /// repeats an earlier one, as to release and take the interpreter is an eighth of a call; and
+    /// then without. A signal whose handler raises an exception aborts the communicator: what peers
+    /// read and write cannot be called back otherwise.
     fn wait<B>(
         &self,
         py: Python<'_>,
         timeout: Option<f64>,
-        call: impl FnOnce(&collectives::Communicator) -> Call<'_, B> + Send,
+        call: impl FnOnce(&collectives::Communicator) -> Call<'_, B>,
     ) -> PyResult<()> {
         let (comm, timeout) = (self.inner()?, timeout.map(seconds).transpose()?);
-        let (waited, raised) = py.detach(|| {
-            let comm = &*comm;
-            let mut interrupts = Interrupts::default();
-            let mut call = call(comm);
-            if let Some(timeout) = timeout {
-                call = call.deadline(timeout);
-            }
-            let waited = call.wait_with(|| {
+        let comm = &*comm;
+        let mut interrupts = Interrupts::default();
+        let mut call = call(comm);
+        if let Some(timeout) = timeout {
+            call = call.deadline(timeout);
+        }
+        let waited = call.wait_detached(
+            |rest| py.detach(rest),
+            || {
                 if interrupts.poll() {
                     comm.abort("interrupted by a signal");
                 }
-            });
-            (waited, interrupts.raised())
-        });
-        self.has_raised.fetch_or(comm.has_failed(), Ordering::Relaxed);
-        match raised {
+            },
+        );
+        if comm.has_failed() {
+            self.has_raised.store(true, Ordering::Relaxed);
+        }
+        match interrupts.raised() {
             Some(raised) => Err(raised),
             None => waited.map_err(|error| error::of_collective(py, self.rank, &error)),
         }
@@ -187,15 +195,16 @@ impl Communicator {
         PyMemoryView::from(&array)?.call_method1("cast", ("B",))
     }
 
-    #[pyo3(signature = (array, out = None, op = "sum", timeout = None))]
+    #[pyo3(signature = (array, out = None, op = Operator(ReduceOp::Sum), timeout = None))]
     fn all_reduce<'py>(
         &self,
         array: &Bound<'py, PyAny>,
         out: Option<&Bound<'py, PyAny>>,
-        op: &str,
+        op: Operator,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (mut pair, op) = (Pair::new(array, out)?, operator(op)?);
+        let mut places = PLACES;
+        let (mut pair, Operator(op)) = (Pair::new(array, out, &mut places)?, op);
         typed!(pair.data_type(), T => match pair.slices::<T>() {
             (None, data) => self.wait(array.py(), timeout, |comm| comm.all_reduce(data, op)),
             (Some(input), output) => self.wait(array.py(), timeout, |comm| comm.all_reduce_into(input, output, op)),
@@ -203,15 +212,16 @@ impl Communicator {
         Ok(out.unwrap_or(array).clone())
     }
 
-    #[pyo3(signature = (array, root = 0, op = "sum", timeout = None))]
+    #[pyo3(signature = (array, root = 0, op = Operator(ReduceOp::Sum), timeout = None))]
     fn reduce<'py>(
         &self,
         array: &Bound<'py, PyAny>,
         root: u32,
-        op: &str,
+        op: Operator,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (mut data, op) = (Array::new(array, Access::Write)?, operator(op)?);
+        let mut place = BufferPlace::new();
+        let (mut data, Operator(op)) = (Array::new(array, Access::Write, &mut place)?, op);
         typed!(data.data_type(), T => {
             let data = data.slice_mut::<T>();
             self.wait(array.py(), timeout, |comm| comm.reduce(data, op, Rank(root)))
@@ -219,15 +229,16 @@ impl Communicator {
         Ok(array.clone())
     }
 
-    #[pyo3(signature = (array, out = None, op = "sum", timeout = None))]
+    #[pyo3(signature = (array, out = None, op = Operator(ReduceOp::Sum), timeout = None))]
     fn reduce_scatter<'py>(
         &self,
         array: &Bound<'py, PyAny>,
         out: Option<&Bound<'py, PyAny>>,
-        op: &str,
+        op: Operator,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (mut pair, op) = (Pair::new(array, out)?, operator(op)?);
+        let mut places = PLACES;
+        let (mut pair, Operator(op)) = (Pair::new(array, out, &mut places)?, op);
         typed!(pair.data_type(), T => match pair.slices::<T>() {
             (None, data) => self.wait(array.py(), timeout, |comm| comm.reduce_scatter(data, op)),
             (Some(input), output) => self.wait(array.py(), timeout, |comm| comm.reduce_scatter_into(input, output, op)),
@@ -242,7 +253,8 @@ impl Communicator {
         out: Option<&Bound<'py, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let mut pair = Pair::new(array, out)?;
+        let mut places = PLACES;
+        let mut pair = Pair::new(array, out, &mut places)?;
         typed!(pair.data_type(), T => match pair.slices::<T>() {
             (None, data) => self.wait(array.py(), timeout, |comm| comm.all_gather(data)),
             (Some(input), output) => self.wait(array.py(), timeout, |comm| comm.all_gather_into(input, output)),
@@ -257,7 +269,8 @@ impl Communicator {
         root: u32,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let mut data = Array::new(array, Access::Write)?;
+        let mut place = BufferPlace::new();
+        let mut data = Array::new(array, Access::Write, &mut place)?;
         typed!(data.data_type(), T => {
             let data = data.slice_mut::<T>();
             self.wait(array.py(), timeout, |comm| comm.broadcast(data, Rank(root)))
@@ -280,7 +293,8 @@ impl Communicator {
             (Some(send), Some(receive)) => Some((send, receive)),
             _ => return Err(PyValueError::new_err("counts of one direction: expected both, or none")),
         };
-        let mut pair = Pair::new(array, Some(out))?;
+        let mut places = PLACES;
+        let mut pair = Pair::new(array, Some(out), &mut places)?;
         typed!(pair.data_type(), T => match (pair.slices::<T>(), counts) {
             ((None, _), _) => Err(PyValueError::new_err("out is the array: expected another")),
             ((Some(input), output), None) => self.wait(array.py(), timeout, |comm| comm.all_to_all(input, output)),
@@ -293,7 +307,8 @@ impl Communicator {
 
     #[pyo3(signature = (array, to, timeout = None))]
     fn send(&self, array: &Bound<'_, PyAny>, to: u32, timeout: Option<f64>) -> PyResult<()> {
-        let data = Array::new(array, Access::Read)?;
+        let mut place = BufferPlace::new();
+        let data = Array::new(array, Access::Read, &mut place)?;
         typed!(data.data_type(), T => {
             let data = data.slice::<T>();
             self.wait(array.py(), timeout, |comm| comm.send(data, Rank(to)))
@@ -307,7 +322,8 @@ impl Communicator {
         source: u32,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let mut data = Array::new(array, Access::Write)?;
+        let mut place = BufferPlace::new();
+        let mut data = Array::new(array, Access::Write, &mut place)?;
         typed!(data.data_type(), T => {
             let data = data.slice_mut::<T>();
             self.wait(array.py(), timeout, |comm| comm.receive(data, Rank(source)))
@@ -410,14 +426,22 @@ fn point(address: &str, secret: Option<&str>) -> PyResult<RendezvousPoint> {
     })
 }
 
-fn operator(name: &str) -> PyResult<ReduceOp> {
-    let known = name
-        .parse()
-        .map_err(|unknown: collectives::UnknownName| PyValueError::new_err(unknown.to_string()));
-    match known? {
-        ReduceOp::PreMulSum => Err(PyValueError::new_err(
-            "the operator premulsum has a scalar, which Python cannot give",
-        )),
-        op => Ok(op),
+/// An operator by its name.
+struct Operator(ReduceOp);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Operator {
+    type Error = PyErr;
+
+    fn extract(name: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let name: Cow<'_, str> = name.extract()?;
+        let known = name
+            .parse()
+            .map_err(|unknown: collectives::UnknownName| PyValueError::new_err(unknown.to_string()));
+        match known? {
+            ReduceOp::PreMulSum => Err(PyValueError::new_err(
+                "the operator premulsum has a scalar, which Python cannot give",
+            )),
+            op => Ok(Self(op)),
+        }
     }
 }

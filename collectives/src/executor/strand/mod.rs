@@ -17,7 +17,7 @@ mod transfer;
 
 use core::ops::Range;
 
-use doorbell_verbs::ProtectionDomain;
+use doorbell_verbs::{BufferAlias, ProtectionDomain};
 
 use self::actions::{MemoryRef, Slices, Work};
 pub(super) use self::actions::{SliceActions, SliceOf};
@@ -369,6 +369,18 @@ impl StrandRunner {
             PlanMemory::Partial => scratch_memory().wrapping_add(self.partial_offset),
         };
         start.wrapping_add(memory.at)
+    }
+
+    /// Bytes for requests that read them; `None` if they are staged.
+    fn source(&self, op: &ActiveOperation, memory: MemoryRef, len: usize) -> Option<BufferAlias> {
+        if let Some((segment, rail, offset)) = self.registered(op, memory) {
+            return segment.alias(rail, offset, len);
+        }
+        let address = self.address(op, memory).addr();
+        op.lent
+            .iter()
+            .flatten()
+            .find_map(|lent| lent.alias_at(self.rail, address, len))
     }
 
     /// A memory's segment, this runner's device in it, and the offset; `None` for plain memory.

@@ -414,9 +414,7 @@ impl StrandRunner {
                 expected,
             });
         }
-        let registered = self.registered(op, from);
-        let registered = registered.and_then(|(segment, rail, offset)| segment.alias(rail, offset, len));
-        let source = match registered {
+        let source = match self.source(op, from, len) {
             _ if len == 0 => None,
             Some(source) => Some((source, self.address(op, from))),
             None => self.staged_copy(op, from, len, links)?,

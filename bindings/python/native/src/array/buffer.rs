@@ -34,21 +34,8 @@ unsafe extern "C" {
 /// `PyBUF_FULL_RO`: the exporter describes whatever it has.
 const ANY: c_int = 0x11c;
 
-/// A buffer that is released when dropped. It borrows the interpreter, so that this thread is
-/// attached then.
-pub(super) struct Buffer<'py>(Box<RawBuffer>, PhantomData<Python<'py>>);
-
-impl Drop for Buffer<'_> {
-    fn drop(&mut self) {
-        // SAFETY: the buffer was filled by `PyObject_GetBuffer`, has not moved, and is released
-        // once; the thread is attached, as `'py` lives.
-        unsafe { PyBuffer_Release(&raw mut *self.0) }
-    }
-}
-
-/// None: the object does not have the protocol, or not for its elements.
-pub(super) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Description<'py>>> {
-    let mut buffer = Box::new(RawBuffer {
+impl RawBuffer {
+    const NONE: Self = Self {
         start: ptr::null_mut(),
         object: ptr::null_mut(),
         bytes: 0,
@@ -60,27 +47,55 @@ pub(super) fn describe<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Descr
         strides: ptr::null_mut(),
         indirections: ptr::null_mut(),
         internal: ptr::null_mut(),
-    });
+    };
+}
+
+/// A place for a buffer, which must not move: exporters keep addresses of its own fields in it. On
+/// the caller's stack, as a call for eight bytes is shorter than an allocation for it.
+pub(crate) struct BufferPlace(RawBuffer);
+
+impl BufferPlace {
+    pub(crate) const fn new() -> Self {
+        Self(RawBuffer::NONE)
+    }
+}
+
+/// A buffer that is released when dropped. It borrows the interpreter, so that this thread is
+/// attached then, and its place.
+pub(super) struct Buffer<'a>(&'a mut RawBuffer, PhantomData<Python<'a>>);
+
+impl Drop for Buffer<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the buffer was filled by `PyObject_GetBuffer`, has not moved, and is released
+        // once; the thread is attached, as `'a` lives.
+        unsafe { PyBuffer_Release(self.0) }
+    }
+}
+
+/// None: the object does not have the protocol, or not for its elements.
+#[inline]
+pub(super) fn describe<'a>(object: &Bound<'a, PyAny>, place: &'a mut BufferPlace) -> Option<Description<'a>> {
+    let buffer = &mut place.0;
     // SAFETY: the object is alive, the thread is attached, and the buffer has C's layout.
-    if unsafe { PyObject_GetBuffer(object.as_ptr(), &raw mut *buffer, ANY) } != 0 {
+    if unsafe { PyObject_GetBuffer(object.as_ptr(), buffer, ANY) } != 0 {
         // SAFETY: the thread is attached.
         unsafe { PyErr_Clear() };
-        return Ok(None);
+        return None;
     }
     let owner = Buffer(buffer, PhantomData);
     let buffer = &*owner.0;
     let element_bytes = buffer.element_bytes.unsigned_abs();
     // SAFETY: the exporter gives null or text.
     let format = (!buffer.format.is_null()).then(|| unsafe { CStr::from_ptr(buffer.format) });
-    let format = format.map_or("B".into(), CStr::to_string_lossy);
-    Ok(Some(Description {
+    let format = format.map_or(&b"B"[..], CStr::to_bytes);
+    Some(Description {
         start: buffer.start.cast(),
-        data: data_type(&format, element_bytes).ok_or_else(|| format!("format {format:?}")),
+        data: data_type(format, element_bytes).ok_or_else(|| format!("format {:?}", String::from_utf8_lossy(format))),
         len: buffer.bytes.unsigned_abs().checked_div(element_bytes).unwrap_or(0),
         is_contiguous: is_contiguous(buffer),
         is_readonly: buffer.is_readonly != 0,
         owner: Owner::Buffer(owner),
-    }))
+    })
 }
 
 fn is_contiguous(buffer: &RawBuffer) -> bool {
@@ -102,21 +117,21 @@ fn is_contiguous(buffer: &RawBuffer) -> bool {
 }
 
 /// Of the format of the module `struct`, where the bytes of `l` and others depend on the prefix.
-fn data_type(format: &str, bytes: usize) -> Option<DataType> {
-    let kind = match format.strip_prefix(['@', '=', '<']) {
-        Some(kind) => kind,
-        None => format,
+fn data_type(format: &[u8], bytes: usize) -> Option<DataType> {
+    let kind = match *format {
+        [kind] | [b'@' | b'=' | b'<', kind] => kind,
+        _ => return None,
     };
     Some(match (kind, bytes) {
-        ("b", 1) => DataType::I8,
-        ("B", 1) => DataType::U8,
-        ("i" | "l" | "q" | "n", 4) => DataType::I32,
-        ("I" | "L" | "Q" | "N", 4) => DataType::U32,
-        ("i" | "l" | "q" | "n", 8) => DataType::I64,
-        ("I" | "L" | "Q" | "N", 8) => DataType::U64,
-        ("e", 2) => DataType::F16,
-        ("f", 4) => DataType::F32,
-        ("d", 8) => DataType::F64,
+        (b'b', 1) => DataType::I8,
+        (b'B', 1) => DataType::U8,
+        (b'i' | b'l' | b'q' | b'n', 4) => DataType::I32,
+        (b'I' | b'L' | b'Q' | b'N', 4) => DataType::U32,
+        (b'i' | b'l' | b'q' | b'n', 8) => DataType::I64,
+        (b'I' | b'L' | b'Q' | b'N', 8) => DataType::U64,
+        (b'e', 2) => DataType::F16,
+        (b'f', 4) => DataType::F32,
+        (b'd', 8) => DataType::F64,
         _ => return None,
     })
 }
