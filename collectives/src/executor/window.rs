@@ -95,6 +95,12 @@ impl Window {
         unsafe { (*self.start().add(offset).cast::<AtomicU64>()).load(Ordering::Acquire) }
     }
 
+    /// The number of a rank's last put exchange, and its credit, as it has written them.
+    pub(crate) fn line_of(&self, rank: Rank) -> (u64, u64) {
+        let line = self.line(rank);
+        (self.word(line), self.word(line + CREDIT))
+    }
+
     /// Blocks of the plan: input or output.
     fn blocks(&self, output: bool) -> Data {
         let start = self.line(Rank(self.ranks as u32));
