@@ -209,6 +209,13 @@ impl Puts {
         range.end = self.pieces.len();
     }
 
+    /// As `add` for another rank, without its checks: a request that the rank has to refuse.
+    #[cfg(test)]
+    pub(crate) fn add_unchecked(&mut self, to: Rank, from: usize, into: usize, len: usize) {
+        self.by_peer[to.index()] = self.pieces.len()..self.pieces.len() + 1;
+        self.pieces.push(Piece { from, into, len });
+    }
+
     /// Input and output of the plan.
     pub(crate) fn blocks(&self) -> (Data, Data) {
         (self.window.blocks(false), self.window.blocks(true))

@@ -37,8 +37,9 @@ const HONEST: Lie = Lie {
     credit: 0,
 };
 
-/// Sends `lie` to the other ranks by the queue pairs of the communicator.
-fn send(comm: &Communicator, lie: Lie) {
+/// Takes part in the layer's making, and sends what `add` adds for each of the other ranks, from a
+/// segment that begins with `header`, by the queue pairs of the communicator.
+fn send(comm: &Communicator, lie: Lie, add: impl Fn(&mut Puts, Rank, &Areas)) {
     let options = options();
     let areas = options.areas();
     comm.agree_on_experts(&options).unwrap();
@@ -50,14 +51,18 @@ fn send(comm: &Communicator, lie: Lie) {
         unsafe { source.start().cast::<u32>().add(index).write(word) };
     }
     let mut puts = Puts::new(&window, (HOSTILE, &source), lie.number, (0, lie.credit));
-    // The first dispatch uses the second area.
-    let at = areas.window + areas.headers + HOSTILE.index() * areas.header;
     for to in [Rank(0), Rank(2)] {
-        // SAFETY: nothing is written to this rank itself.
-        unsafe { puts.add(to, 0, at, areas.header) };
+        add(&mut puts, to, &areas);
     }
     // It may have been told of the failure before.
     let _ = comm.put(puts, comm.options().deadline).map(|request| request.wait());
+}
+
+/// A header where the first dispatch of this rank has its own: that dispatch uses the second area.
+fn add_header(puts: &mut Puts, to: Rank, areas: &Areas) {
+    let at = areas.window + areas.headers + HOSTILE.index() * areas.header;
+    // SAFETY: nothing is written to this rank itself.
+    unsafe { puts.add(to, 0, at, areas.header) };
 }
 
 fn dispatch<'e>(of: &'e ExpertParallel<'_>) -> Result<Received<'e>, MoeError> {
@@ -135,10 +140,24 @@ fn headers_and_lines_of_no_dispatch_end_it_with_the_name_of_their_rank() {
         ),
     ];
     for (lie, wanted) in cases {
-        let errors = errors(|comm| send(comm, lie));
+        let errors = errors(|comm| send(comm, lie, add_header));
         assert_eq!(errors.len(), 2);
         for error in errors {
             assert!(error.to_string().contains(wanted), "{lie:?}: {error}");
         }
+    }
+}
+
+#[test]
+fn a_slot_beyond_the_window_is_refused_by_its_device() {
+    let beyond = |puts: &mut Puts, to: Rank, areas: &Areas| {
+        let memory = Window::memory_bytes(2 * areas.window, 3).unwrap();
+        puts.add_unchecked(to, 0, memory, areas.header);
+    };
+    for error in errors(|comm| send(comm, HONEST, beyond)) {
+        let MoeError::Collective(error) = error else {
+            panic!("{error}")
+        };
+        assert_eq!(error.culprit(), Some(HOSTILE), "{error}");
     }
 }

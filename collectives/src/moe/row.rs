@@ -123,6 +123,8 @@ pub(super) fn to_bf16(sum: f32) -> bf16 {
 
 /// Elements that are added up at once: their sums stay in the first-level cache.
 const SUMS: usize = 256;
+/// Outputs that are added between a load and a store of the sums.
+const FUSED: usize = 4;
 
 /// The outputs of a rank's pairs: those of other ranks' experts where they have arrived, those of
 /// its own experts where these have written them.
@@ -162,18 +164,35 @@ fn add_up_tokens(routing: &Routing, outputs: Outputs<'_>, combined: &mut [bf16])
         chosen.clear();
         let choices = routing.choices(token);
         chosen.extend(choices.map(|choice| (choice.weight, outputs.of(choice.position, hidden))));
+        let (fused, rest) = chosen.as_chunks::<FUSED>();
         for (chunk, combined) in combined.chunks_mut(SUMS).enumerate() {
             let mut sums = [0.0_f32; SUMS];
             let sums = &mut sums[..combined.len()];
-            for (weight, output) in &chosen {
-                for (sum, output) in sums.iter_mut().zip(&output[chunk * SUMS..][..combined.len()]) {
-                    *sum += *weight * widened(*output);
-                }
+            for outputs in fused {
+                add(sums, outputs, chunk * SUMS);
+            }
+            for output in rest {
+                add(sums, &[*output], chunk * SUMS);
             }
             for (combined, sum) in combined.iter_mut().zip(sums) {
                 *combined = to_bf16(*sum);
             }
         }
+    }
+}
+
+/// Adds weighted outputs, from an element on, one after another.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "so it vectorises across the elements")]
+fn add<const N: usize>(sums: &mut [f32], outputs: &[(f32, &[bf16]); N], first: usize) {
+    let len = sums.len();
+    let elements = outputs.map(|(_, output)| &output[first..][..len]);
+    for index in 0..len {
+        let mut sum = sums[index];
+        for ((weight, _), elements) in outputs.iter().zip(elements) {
+            sum += *weight * widened(elements[index]);
+        }
+        sums[index] = sum;
     }
 }
 
