@@ -3,6 +3,7 @@
 //! and nothing but its own places in their windows is written.
 
 use super::*;
+use crate::failure::Cause;
 use crate::moe::{Received, Routing};
 use crate::test_ranks::ranks;
 use crate::types::Rank;
@@ -158,6 +159,12 @@ fn a_slot_beyond_the_window_is_refused_by_its_device() {
         let MoeError::Collective(error) = error else {
             panic!("{error}")
         };
-        assert_eq!(error.culprit(), Some(HOSTILE), "{error}");
+        let cause = error.failure().map(|failure| &failure.verdict.cause);
+        let is_named = match cause {
+            Some(Cause::Broken { rank, peer }) => [rank, peer].contains(&&HOSTILE),
+            Some(Cause::CutOff { rank }) => *rank == HOSTILE,
+            _ => false,
+        };
+        assert!(is_named, "{error}");
     }
 }
