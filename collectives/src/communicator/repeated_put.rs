@@ -14,7 +14,7 @@ use crate::types::Rank;
 /// every other, one range for each, and then a line that announces them. Nothing is packed, and
 /// nothing exchanged before. Collectives on the same queue pairs are measured beside it.
 ///
-/// No rank waits until another has read what it wrote before, so the bytes are nobody's data.
+/// No rank waits until another has read what it wrote before, so no program uses the bytes.
 pub struct RepeatedPut<'c> {
     comm: &'c Communicator,
     window: Arc<Window>,

@@ -55,7 +55,7 @@ fn send(comm: &Communicator, lie: Lie, add: impl Fn(&mut Puts, Rank, &Areas)) {
     for to in [Rank(0), Rank(2)] {
         add(&mut puts, to, &areas);
     }
-    // It may have been told of the failure before.
+    // The communicator may have failed before.
     let _ = comm.put(puts, comm.options().deadline).map(|request| request.wait());
 }
 

@@ -242,8 +242,8 @@ impl ExpertParallel<'_> {
         )
     }
 
-    /// Whether a rank can have written its arrival line. A rank is ahead by one exchange at most, as
-    /// it receives from all before the next; and has released no more than it has begun.
+    /// Whether a rank can have written its arrival line. A rank is ahead by one exchange at most,
+    /// as it receives from all before the next; and has released no more than it has begun.
     pub(super) fn is_possible_line(&self, rank: Rank) -> bool {
         let (exchange, credit) = self.window.line_of(rank);
         // Read afterwards, so that what the line answers is counted.
