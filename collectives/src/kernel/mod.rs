@@ -35,5 +35,3 @@ pub use float8::{F8E4M3, F8E5M2};
 pub use function::Function;
 pub use half::{bf16, f16};
 pub use operator::{Op, Scalar, TypeMismatch, UserOperator};
-#[cfg(target_arch = "x86_64")]
-pub(crate) use versions::has_avx512;

@@ -20,23 +20,17 @@ pub(super) enum Version {
     Avx512,
 }
 
-/// Whether the processor has AVX2, and AVX-512 F, BW, DQ and VL.
-#[cfg(target_arch = "x86_64")]
-pub(crate) fn has_avx512() -> bool {
-    is_x86_feature_detected!("avx2")
-        && is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vl")
-}
-
 impl Version {
     /// Those that this machine supports, the best last.
     pub(super) fn available() -> impl DoubleEndedIterator<Item = Self> {
         #[cfg(target_arch = "x86_64")]
         let all = {
             let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
-            let avx512 = avx2 && has_avx512();
+            let avx512 = avx2
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl");
             [
                 Some(Self::Baseline),
                 avx2.then_some(Self::Avx2),
