@@ -74,7 +74,7 @@ fn dispatch<'e>(of: &'e ExpertParallel<'_>) -> Result<Received<'e>, MoeError> {
 
 /// The memory that no peer has a place in: the outputs of the experts, and the area of the window
 /// that the first dispatch does not use.
-fn untouched<'e>(of: &'e ExpertParallel<'_>) -> [&'e mut [u8]; 2] {
+fn untouched<'e>(of: &'e mut ExpertParallel<'_>) -> [&'e mut [u8]; 2] {
     let unused = of.areas.window;
     // SAFETY: both are in their memory, and only this test uses it.
     unsafe {
@@ -92,8 +92,8 @@ fn errors(hostile: impl Fn(&Communicator) + Sync) -> Vec<MoeError> {
             hostile(&comm);
             return None;
         }
-        let of = comm.expert_parallel(options()).unwrap();
-        for memory in untouched(&of) {
+        let mut of = comm.expert_parallel(options()).unwrap();
+        for memory in untouched(&mut of) {
             memory.fill(FILL);
         }
         comm.exchange(&[]).unwrap();
