@@ -99,7 +99,7 @@ fn errors(hostile: impl Fn(&Communicator) + Sync) -> Vec<MoeError> {
         comm.exchange(&[]).unwrap();
         let error = dispatch(&of).unwrap_err();
         assert!(
-            untouched(&of)
+            untouched(&mut of)
                 .iter()
                 .all(|memory| memory.iter().all(|byte| *byte == FILL))
         );
