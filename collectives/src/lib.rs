@@ -90,6 +90,8 @@ pub mod plan;
 mod protocol;
 pub mod reference;
 pub mod simulate;
+#[cfg(test)]
+mod test_ranks;
 pub mod topology;
 pub mod tune;
 mod types;

@@ -98,6 +98,8 @@ fn dispatch_and_combine_are_correct_in_both_modes_with_any_skew() {
         let number = |key: &str| row[key].as_f64().unwrap();
         let ratio = number("bytes_per_s") / number("alltoallv_bytes_per_s");
         assert!((number("of_alltoallv") / ratio - 1.0).abs() < 1e-6, "{row}");
+        let times = number("time_us") / number("put_time_us");
+        assert!((number("times_put") / times - 1.0).abs() < 1e-6, "{row}");
     }
 }
 
@@ -188,7 +190,7 @@ fn bad_usage_is_one_line() {
         ("allreduce --ranks 2 --rank 0", "--ranks"),
         ("allreduce --ranks 20000 --simulate", "16384"),
         ("allreduce --ranks 2 --tokens 4", "--tokens"),
-        ("moe-dispatch --ranks 2 --gpu", "--gpu"),
+        ("moe-dispatch --ranks 2 --gpu --graph", "--graph"),
         ("moe-combine --ranks 2 --explain", "--explain"),
         ("moe-dispatch --ranks 3", "256 experts on 3 ranks"),
         ("moe-dispatch --ranks 2 --top-k 300", "top-300"),
@@ -450,6 +452,34 @@ fn operations_on_gpus_are_right_by_each_executor() {
     right(
         &json_of(with_gpus("allreduce --ranks 2 -b 4K -e 4K -n 2 --graph -d bf16 -o all")),
         6,
+    );
+}
+
+#[test]
+fn dispatch_and_combine_on_gpus_are_correct_in_both_modes() {
+    for (number, mode) in ["low-latency", "high-throughput"].into_iter().enumerate() {
+        for (part, dtype) in [("moe-dispatch", "fp8"), ("moe-combine", "bf16")] {
+            let skew = ["one-expert", "zipf"][number];
+            let mut command = with_gpus(&format!(
+                "{part} --ranks 3 --mode {mode} -d {dtype} --skew {skew} --tokens 1,33 --hidden 256 --experts 12 --top-k 3 -n 3"
+            ));
+            command.env("DOORBELL_GPU", "blocks=3");
+            let report = json_of(command);
+            right(&report, 2);
+            assert_eq!((&report["test"], &report["memory"]), (&part.into(), &"peer".into()));
+            let row = &report["results"][1];
+            assert!(row["of_alltoallv"].as_f64().unwrap() > 0.0, "{row}");
+            assert!(row["put_time_us"].is_null() && row["times_put"].is_null(), "{row}");
+        }
+    }
+    let mut staged = with_gpus("moe-dispatch --ranks 2 --tokens 1 --hidden 256 --experts 4 --top-k 1");
+    let output = staged.env("DOORBELL_GPU", "executor=staged").output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(
+        complaint(&output)
+            .iter()
+            .any(|line| line.contains("expert parallelism on GPUs: the options")),
+        "{output:?}"
     );
 }
 

@@ -31,6 +31,7 @@ mod error;
 mod options;
 mod p2p;
 mod ragged;
+mod repeated_put;
 #[cfg(feature = "gpu")]
 mod staged;
 mod state;
@@ -46,6 +47,7 @@ pub(crate) use collectives::displacements;
 pub use data::{CommBuffer, Owned, Source, Target};
 pub use error::{CollectiveError, GroupFailed};
 pub use options::Options;
+pub use repeated_put::RepeatedPut;
 #[cfg(feature = "gpu")]
 pub(crate) use staged::{StagedMessage, StagedOperation};
 pub(crate) use windows::PutRequest;

@@ -1,12 +1,7 @@
 //! Engine tests step by step, for interleavings that otherwise depend on thread timing.
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Once;
 use std::thread;
 use std::time::{Duration, Instant};
-
-use doorbell_softroce_ibverbs::{DeviceConfig, LinkChoice, api, configure};
-use doorbell_verbs::Library;
 
 use super::link::SEND_DEPTH;
 use super::*;
@@ -15,27 +10,17 @@ use crate::bootstrap::Group;
 use crate::kernel::Function;
 use crate::plan::Collective;
 use crate::protocol::LineProtocol;
+use crate::test_ranks::device;
 use crate::types::{DataType, Protocol, ReduceOp};
 
 /// Longer than any step takes, on a busy machine too.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn two() -> [Engine; 2] {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let [_, _, high, low] = std::process::id().to_be_bytes();
-        let device = DeviceConfig {
-            address: Some(IpAddr::V4(Ipv4Addr::new(127, 160 + high % 64, low, 9))),
-            link: LinkChoice::Udp,
-            ..DeviceConfig::new("soft0".to_owned())
-        };
-        configure(vec![device]).unwrap();
-    });
     let make = |mut group: Group| {
         thread::spawn(move || {
-            let device = Library::new(api()).open("soft0").unwrap();
             let rank = group.rank();
-            Engine::new(&[device], rank, 2, Config::default(), group.control_mut()).unwrap()
+            Engine::new(&[device()], rank, 2, Config::default(), group.control_mut()).unwrap()
         })
     };
     let threads: Vec<_> = Group::local(2).unwrap().into_iter().map(make).collect();

@@ -95,6 +95,12 @@ impl Window {
         unsafe { (*self.start().add(offset).cast::<AtomicU64>()).load(Ordering::Acquire) }
     }
 
+    /// The number of a rank's last put exchange, and its credit, as it has written them.
+    pub(crate) fn line_of(&self, rank: Rank) -> (u64, u64) {
+        let line = self.line(rank);
+        (self.word(line), self.word(line + CREDIT))
+    }
+
     /// Blocks of the plan: input or output.
     fn blocks(&self, output: bool) -> Data {
         let start = self.line(Rank(self.ranks as u32));
@@ -201,6 +207,13 @@ impl Puts {
             });
         }
         range.end = self.pieces.len();
+    }
+
+    /// As `add` for another rank, without its checks: a request that the rank has to refuse.
+    #[cfg(test)]
+    pub(crate) fn add_unchecked(&mut self, to: Rank, from: usize, into: usize, len: usize) {
+        self.by_peer[to.index()] = self.pieces.len()..self.pieces.len() + 1;
+        self.pieces.push(Piece { from, into, len });
     }
 
     /// Input and output of the plan.

@@ -2,9 +2,9 @@
 
 use core::fmt;
 
-use super::dispatch::Received;
+use super::dispatch::{Received, check_lines};
 use super::parallel::Held;
-use super::row::add_up;
+use super::row::{Outputs, add_up};
 use super::{MoeError, Routing};
 use crate::communicator::PutRequest;
 use crate::kernel::bf16;
@@ -16,6 +16,8 @@ pub struct Combining<'e> {
     request: PutRequest<'e>,
     held: Held<'e>,
     routing: Routing,
+    /// The rows of this rank's own pairs for its own experts, whose outputs stay where they are.
+    own_rows: Vec<u32>,
 }
 
 impl<'e> Combining<'e> {
@@ -25,7 +27,11 @@ impl<'e> Combining<'e> {
         let (outputs, window) = (of.in_expert_outputs(dispatch), of.in_window(dispatch));
         let row = of.areas.output;
         let mut puts = of.begin_combine();
+        let own = of.comm.rank();
         for (source, &base) in received.bases.iter().enumerate() {
+            if source == own.index() {
+                continue;
+            }
             let mut position = base as usize;
             for expert in 0..of.options.shape.local_experts() {
                 let rows = received.rows().range(expert, Rank(source as u32));
@@ -37,7 +43,10 @@ impl<'e> Combining<'e> {
                 position += rows.len();
             }
         }
+        let experts = 0..of.options.shape.local_experts();
+        let own_rows = experts.flat_map(|expert| received.rows().range(expert, own));
         Ok(Self {
+            own_rows: own_rows.map(|row| row as u32).collect(),
             request: of.comm.put(puts, of.deadline())?,
             held: received.held,
             routing: received.routing,
@@ -60,7 +69,12 @@ impl<'e> Combining<'e> {
     /// When `combined` is of another length, or the communicator has failed: within the deadline,
     /// on all ranks, with the culprit.
     pub fn receive(self, combined: &mut [bf16]) -> Result<(), MoeError> {
-        let Self { request, held, routing } = self;
+        let Self {
+            request,
+            held,
+            routing,
+            own_rows,
+        } = self;
         let of = held.of;
         let hidden = of.options.shape.hidden() as usize;
         let expected = routing.tokens() * hidden;
@@ -71,10 +85,21 @@ impl<'e> Combining<'e> {
             });
         }
         request.wait()?;
+        check_lines(of)?;
         let at = of.in_window(held.dispatch) + of.areas.outputs;
-        // SAFETY: in the window and aligned; the outputs of all pairs have arrived, and are not
-        // written before the dispatch is released.
-        let outputs = unsafe { core::slice::from_raw_parts(of.window_at(at).cast(), routing.pairs() * hidden) };
+        // SAFETY: in the window and aligned; the outputs of all pairs for other ranks have arrived,
+        // and are not written before the dispatch is released.
+        let arrived = unsafe { core::slice::from_raw_parts(of.window_at(at).cast(), routing.pairs() * hidden) };
+        let at = of.in_expert_outputs(held.dispatch);
+        // SAFETY: in that memory and aligned; `Received::with_outputs` has written the outputs, and
+        // nothing writes them before the dispatch is released.
+        let own = unsafe { core::slice::from_raw_parts(of.expert_outputs_at(at).cast(), of.options.rows() * hidden) };
+        let outputs = Outputs {
+            arrived,
+            own,
+            own_rows: &own_rows,
+            own_base: routing.base_for(of.comm.rank()),
+        };
         add_up(&routing, outputs, combined);
         Ok(())
     }

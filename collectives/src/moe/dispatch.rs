@@ -47,17 +47,16 @@ impl ExpertParallel<'_> {
         };
         let (held, mut puts) = self.begin_dispatch();
         self.stage(held.dispatch, tokens);
-        let mut base = 0;
         for rank in (0..self.options.shape.ranks()).map(Rank) {
+            let base = routing.base_for(rank);
             let first_rows = match &counts {
                 None => self.first_slots(routing.pairs_for(rank)),
                 Some(counts) => counts.first_rows(rank, self.comm.rank()),
             };
             self.add_rows(&mut puts, held.dispatch, routing, (rank, base, &first_rows));
-            if self.options.mode == Mode::LowLatency {
+            if self.options.mode == Mode::LowLatency && rank != self.comm.rank() {
                 self.add_header(&mut puts, held.dispatch, routing, (rank, base));
             }
-            base += routing.pairs_for(rank).iter().sum::<u32>();
         }
         Ok(Dispatching {
             request: self.comm.put(puts, self.deadline())?,
@@ -146,7 +145,7 @@ impl Counts {
         for source in (0..shape.ranks()).map(Rank) {
             let per_rank = (0..shape.ranks()).map(|rank| counts.of(source, Rank(rank)));
             if !per_rank.clone().all(|pairs| are_possible(&shape, pairs)) {
-                return Err(impossible(of, source));
+                return Err(impossible(of, MoeError::Impossible { source_rank: source }));
             }
         }
         let capacity = of.options.rows();
@@ -198,9 +197,19 @@ fn are_possible(shape: &Shape, pairs: &[u32]) -> bool {
     pairs.iter().all(|&pairs| pairs <= shape.max_tokens()) && sum <= shape.max_pairs_for_rank() as u64
 }
 
+/// Checks what the other ranks have written in their arrival lines.
+pub(super) fn check_lines(of: &ExpertParallel<'_>) -> Result<(), MoeError> {
+    let mut others = (0..of.options.shape.ranks())
+        .map(Rank)
+        .filter(|rank| *rank != of.comm.rank());
+    match others.find(|rank| !of.is_possible_line(*rank)) {
+        Some(source_rank) => Err(impossible(of, MoeError::Line { source_rank })),
+        None => Ok(()),
+    }
+}
+
 /// Fails the communicator on all ranks, as this one cannot receive.
-fn impossible(of: &ExpertParallel<'_>, source_rank: Rank) -> MoeError {
-    let error = MoeError::Impossible { source_rank };
+fn impossible(of: &ExpertParallel<'_>, error: MoeError) -> MoeError {
     of.comm.abort(&error.to_string());
     error
 }
@@ -238,6 +247,7 @@ impl<'e> Dispatching<'e> {
         } = self;
         request.wait()?;
         let (of, own) = (held.of, held.of.comm.rank());
+        check_lines(of)?;
         let shape = of.options.shape;
         let ranks = || (0..shape.ranks()).map(Rank);
         let (received, bases) = match &counts {
@@ -245,7 +255,7 @@ impl<'e> Dispatching<'e> {
                 counts.received_by(own),
                 ranks().map(|source| counts.base(source, own)).collect(),
             ),
-            None => read_headers(&held)?,
+            None => read_headers(&held, &routing)?,
         };
         Ok(Received {
             rows: ReceivedRows::new(&shape, of.options.mode, &received),
@@ -268,21 +278,30 @@ impl fmt::Debug for Dispatching<'_> {
 /// rank.
 type Header = (Vec<u32>, Vec<u32>);
 
-fn read_headers(held: &Held<'_>) -> Result<Header, MoeError> {
-    let of = held.of;
+/// This rank's own header is of its routing, and not in the window: peers could write it.
+fn read_headers(held: &Held<'_>, routing: &Routing) -> Result<Header, MoeError> {
+    let (of, own) = (held.of, held.of.comm.rank());
     let words = of.options.shape.local_experts() as usize + 1;
-    let headers = (0..of.options.shape.ranks() as usize).map(|source| {
-        let offset = of.in_window(held.dispatch) + of.areas.headers + source * of.areas.header;
-        // SAFETY: in the window and aligned; it has arrived, and is not written before the dispatch
-        // is released.
-        unsafe { core::slice::from_raw_parts(of.window_at(offset).cast::<u32>(), words) }
+    let ranks = (0..of.options.shape.ranks()).map(Rank);
+    let headers = ranks.map(|source| {
+        if source == own {
+            return [routing.pairs_for(own), &[routing.base_for(own)]].concat();
+        }
+        let offset = of.in_window(held.dispatch) + of.areas.headers + source.index() * of.areas.header;
+        let first = of.window_at(offset).cast::<u32>();
+        // SAFETY: in the window and aligned; it has arrived. Each word is read once, as a peer that
+        // breaks the protocol may write it now, and what is checked has to be what is used.
+        (0..words)
+            .map(|word| unsafe { first.add(word).read_volatile() })
+            .collect()
     });
-    check_headers(&of.options.shape, headers).map_err(|source| impossible(of, source))
+    check_headers(&of.options.shape, headers)
+        .map_err(|source_rank| impossible(of, MoeError::Impossible { source_rank }))
 }
 
 /// # Errors
 /// The source whose header is of no routing.
-fn check_headers<'h>(shape: &Shape, headers: impl Iterator<Item = &'h [u32]>) -> Result<Header, Rank> {
+fn check_headers(shape: &Shape, headers: impl Iterator<Item = Vec<u32>>) -> Result<Header, Rank> {
     let (experts, ranks) = (shape.local_experts() as usize, shape.ranks() as usize);
     let (mut counts, mut bases) = (vec![0; experts * ranks], Vec::with_capacity(ranks));
     for (source, words) in headers.enumerate() {
@@ -414,7 +433,7 @@ mod tests {
     #[test]
     fn a_header_that_is_of_no_routing_names_its_source() {
         let shape = Shape::new(2, 4, 2, 8, 3).unwrap();
-        let check = |second: [u32; 3]| check_headers(&shape, [[1, 2, 3], second].iter().map(|words| &words[..]));
+        let check = |second: [u32; 3]| check_headers(&shape, [[1, 2, 3], second].iter().map(|words| words.to_vec()));
         assert_eq!(check([3, 3, 0]), Ok((vec![1, 3, 2, 3], vec![3, 0])));
         for words in [[4, 0, 0], [3, 3, 1], [0, 0, 7], [u32::MAX, 1, 0], [1, 1, u32::MAX]] {
             assert_eq!(check(words), Err(Rank(1)), "{words:?}");

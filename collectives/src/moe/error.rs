@@ -73,4 +73,11 @@ pub enum MoeError {
         /// That rank.
         source_rank: Rank,
     },
+    /// A rank has announced a put exchange or released a dispatch that cannot have begun. The
+    /// communicator is aborted.
+    #[error("rank {source_rank} has announced an exchange that has not begun")]
+    Line {
+        /// That rank.
+        source_rank: Rank,
+    },
 }

@@ -242,6 +242,15 @@ impl ExpertParallel<'_> {
         )
     }
 
+    /// Whether a rank can have written its arrival line. A rank is ahead by one exchange at most,
+    /// as it receives from all before the next; and has released no more than it has begun.
+    pub(super) fn is_possible_line(&self, rank: Rank) -> bool {
+        let (exchange, credit) = self.window.line_of(rank);
+        // Read afterwards, so that what the line answers is counted.
+        let progress = self.progress();
+        exchange <= progress.exchanges + 1 && credit <= progress.dispatches + 1
+    }
+
     fn area(&self, dispatch: u64) -> usize {
         (dispatch % self.options.depth()) as usize
     }
@@ -288,3 +297,7 @@ impl Drop for Held<'_> {
         self.of.progress().held.retain(|held| *held != self.dispatch);
     }
 }
+
+#[cfg(test)]
+#[path = "hostile_tests.rs"]
+mod hostile_tests;

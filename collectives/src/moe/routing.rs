@@ -190,6 +190,12 @@ impl Routing {
         &self.per_expert[first..first + self.shape.local_experts() as usize]
     }
 
+    /// The position in the send order of the first pair for a rank.
+    pub(super) fn base_for(&self, rank: Rank) -> u32 {
+        let before = &self.per_expert[..self.shape.first_expert(rank) as usize];
+        before.iter().sum()
+    }
+
     /// Whether a token chooses an expert of a rank.
     ///
     /// # Panics

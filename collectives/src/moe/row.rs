@@ -123,30 +123,75 @@ pub(super) fn to_bf16(sum: f32) -> bf16 {
 
 /// Elements that are added up at once: their sums stay in the first-level cache.
 const SUMS: usize = 256;
+/// Outputs that are added between a load and a store of the sums.
+const FUSED: usize = 4;
 
-/// Adds up the weighted outputs of each token, in order of k. `outputs` has those of the pairs in
-/// send order.
-pub(super) fn add_up(routing: &Routing, outputs: &[bf16], combined: &mut [bf16]) {
-    versioned!(add_up_tokens(routing: &Routing, outputs: &[bf16], combined: &mut [bf16]) -> ())
+/// The outputs of a rank's pairs: those of other ranks' experts where they have arrived, those of
+/// its own experts where these have written them.
+#[derive(Clone, Copy)]
+pub(super) struct Outputs<'o> {
+    /// By position in the send order.
+    pub(super) arrived: &'o [bf16],
+    /// By row of what the rank has received.
+    pub(super) own: &'o [bf16],
+    /// The rows of the pairs for the rank's own experts, which are consecutive in the send order.
+    pub(super) own_rows: &'o [u32],
+    /// The position of the first of those pairs.
+    pub(super) own_base: u32,
+}
+
+impl<'o> Outputs<'o> {
+    #[inline(always)]
+    fn of(&self, position: u32, hidden: usize) -> &'o [bf16] {
+        let index = position.wrapping_sub(self.own_base) as usize;
+        match self.own_rows.get(index) {
+            Some(&row) => &self.own[row as usize * hidden..][..hidden],
+            None => &self.arrived[position as usize * hidden..][..hidden],
+        }
+    }
+}
+
+/// Adds up the weighted outputs of each token, in order of k.
+pub(super) fn add_up(routing: &Routing, outputs: Outputs<'_>, combined: &mut [bf16]) {
+    versioned!(add_up_tokens(routing: &Routing, outputs: Outputs<'_>, combined: &mut [bf16]) -> ())
 }
 
 #[inline(always)]
-fn add_up_tokens(routing: &Routing, outputs: &[bf16], combined: &mut [bf16]) {
+fn add_up_tokens(routing: &Routing, outputs: Outputs<'_>, combined: &mut [bf16]) {
     let hidden = routing.shape().hidden() as usize;
+    let mut chosen = Vec::with_capacity(routing.shape().top_k() as usize);
     for (token, combined) in combined.chunks_exact_mut(hidden).enumerate() {
+        chosen.clear();
+        let choices = routing.choices(token);
+        chosen.extend(choices.map(|choice| (choice.weight, outputs.of(choice.position, hidden))));
+        let (fused, rest) = chosen.as_chunks::<FUSED>();
         for (chunk, combined) in combined.chunks_mut(SUMS).enumerate() {
             let mut sums = [0.0_f32; SUMS];
             let sums = &mut sums[..combined.len()];
-            for choice in routing.choices(token) {
-                let first = choice.position as usize * hidden + chunk * SUMS;
-                for (sum, output) in sums.iter_mut().zip(&outputs[first..first + combined.len()]) {
-                    *sum += choice.weight * widened(*output);
-                }
+            for outputs in fused {
+                add(sums, outputs, chunk * SUMS);
+            }
+            for output in rest {
+                add(sums, &[*output], chunk * SUMS);
             }
             for (combined, sum) in combined.iter_mut().zip(sums) {
                 *combined = to_bf16(*sum);
             }
         }
+    }
+}
+
+/// Adds weighted outputs, from an element on, one after another.
+#[inline(always)]
+fn add<const N: usize>(sums: &mut [f32], outputs: &[(f32, &[bf16]); N], first: usize) {
+    let len = sums.len();
+    let elements = outputs.map(|(_, output)| &output[first..][..len]);
+    for index in 0..len {
+        let mut sum = sums[index];
+        for ((weight, _), elements) in outputs.iter().zip(elements) {
+            sum += *weight * widened(elements[index]);
+        }
+        sums[index] = sum;
     }
 }
 

@@ -3,6 +3,7 @@
 
 use doorbell_collectives::communicator::Reduction;
 use doorbell_collectives::gpu::{GpuCall, GpuCommunicator, GpuError, GpuMessage, GpuOptions, as_bytes, as_bytes_mut};
+use doorbell_collectives::moe::MoeError;
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::{Case, Number, input_element};
 use doorbell_collectives::{CollectiveError, Communicator, PreMulSum, Rank, ReduceOp};
@@ -10,6 +11,7 @@ use doorbell_cuda::{Context, DeviceMemory, Driver, Event, Graph, HostMemory, Mem
 
 use super::CollArgs;
 use super::measure::{TRIAL_OPERATIONS, TypedJob, all_values, dispatch, iterations, own_offsets, print, summary};
+use super::moe::{self, MoeRow, Part};
 use super::table::{Measurement, Report, Row};
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
@@ -18,12 +20,12 @@ use crate::report::LinkKind;
 /// Operations in a graph.
 const GRAPH_OPERATIONS: u32 = 20;
 /// Bytes copied between the host and a GPU at a time.
-const CHUNK: usize = 16 << 20;
+pub(super) const CHUNK: usize = 16 << 20;
 
 /// Why a size could not be measured.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Stop(String);
+pub(super) struct Stop(String);
 
 macro_rules! stops {
     ($($error:ty)*) => {
@@ -35,7 +37,7 @@ macro_rules! stops {
     };
 }
 
-stops! { GpuError CollectiveError doorbell_cuda::Error }
+stops! { GpuError CollectiveError MoeError doorbell_cuda::Error }
 
 fn failed(e: &dyn std::fmt::Display) -> Failure {
     Failure::test(one_line(&e.to_string()))
@@ -99,6 +101,26 @@ pub(super) fn run(
     interrupt: &Interrupt,
     mut report: Report,
 ) -> Result<(), Failure> {
+    let gpu = join(comm, &mut report)?;
+    measure(args, &gpu, interrupt, report)?;
+    gpu.destroy().map_err(|e| failed(&e))
+}
+
+/// As [`run`], of dispatch or combine.
+pub(super) fn run_moe(
+    args: &CollArgs,
+    part: Part,
+    comm: Communicator,
+    interrupt: &Interrupt,
+    mut report: Report<MoeRow>,
+) -> Result<(), Failure> {
+    let gpu = join(comm, &mut report)?;
+    moe::run(args, part, moe::Ranks::OnGpus(&gpu), interrupt, report)?;
+    gpu.destroy().map_err(|e| failed(&e))
+}
+
+/// The communicator of the ranks' GPUs, which the report names.
+fn join<R>(comm: Communicator, report: &mut Report<R>) -> Result<GpuCommunicator, Failure> {
     let context = context(&comm)?;
     let options = GpuOptions::from_env().map_err(|e| Failure::usage(one_line(&e.to_string())))?;
     let gpu = GpuCommunicator::new(comm, &context, options).map_err(|e| failed(&e))?;
@@ -123,8 +145,7 @@ pub(super) fn run(
         eprintln!("doorbell: warning: {}", sharing(&gpu));
     }
     report.device = name;
-    measure(args, &gpu, interrupt, report)?;
-    gpu.destroy().map_err(|e| failed(&e))
+    Ok(gpu)
 }
 
 fn sharing(gpu: &GpuCommunicator) -> String {
@@ -393,12 +414,31 @@ impl Job<'_> {
         };
         let host = HostMemory::alloc(self.gpu.context(), CHUNK.min(output.len()))?;
         let mut all = vec![T::ZERO; output.len() / size_of::<T>()];
-        for (at, part) in all.chunks_mut(CHUNK / size_of::<T>()).enumerate() {
-            let (start, len) = (at * CHUNK, size_of_val(part));
-            self.stream.copy(host.span(..len)?, output.span(start..start + len)?)?;
-            self.stream.synchronize()?;
-            host.copy_out(0, as_bytes_mut(part))?;
-        }
+        copy_out(self.stream, &host, output, as_bytes_mut(&mut all))?;
         Ok(all)
     }
+}
+
+/// Copies to memory of a GPU through `host`, behind what the stream does, and waits.
+pub(super) fn copy_in(stream: &Stream, host: &HostMemory, into: Span<'_>, bytes: &[u8]) -> Result<(), Stop> {
+    let chunk = CHUNK.min(host.len());
+    for (at, part) in bytes.chunks(chunk).enumerate() {
+        host.copy_in(0, part)?;
+        let into = into.span(at * chunk..at * chunk + part.len())?;
+        stream.copy(into, host.span(..part.len())?)?;
+        stream.synchronize()?;
+    }
+    Ok(())
+}
+
+/// Copies from memory of a GPU through `host`, behind what the stream does, and waits.
+pub(super) fn copy_out(stream: &Stream, host: &HostMemory, from: Span<'_>, bytes: &mut [u8]) -> Result<(), Stop> {
+    let chunk = CHUNK.min(host.len());
+    for (at, part) in bytes.chunks_mut(chunk).enumerate() {
+        let from = from.span(at * chunk..at * chunk + part.len())?;
+        stream.copy(host.span(..part.len())?, from)?;
+        stream.synchronize()?;
+        host.copy_out(0, part)?;
+    }
+    Ok(())
 }

@@ -108,7 +108,10 @@ fn begin(
     if let Operation::Moe(part) = args.operation {
         let mut report = Report::new(part.name(), device, link);
         report.warnings = warnings;
-        moe::run(args, part, &comm, interrupt, report)?;
+        if args.gpu {
+            return gpu::run_moe(args, part, comm, interrupt, report);
+        }
+        moe::run(args, part, moe::Ranks::OnHosts(&comm), interrupt, report)?;
     } else if args.explain {
         if rank == 0 {
             explain::run(args, &comm)?;

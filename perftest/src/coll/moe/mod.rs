@@ -1,18 +1,26 @@
 //! `doorbell coll moe-dispatch` and `moe-combine`: expert parallelism, measured beside an
-//! all-to-all-v of the same bytes.
+//! all-to-all-v and a put of the same bytes.
 //!
-//! `routing` draws the experts, and from them what each rank sends; `measure` times and checks;
-//! `table` has the results.
+//! `routing` draws the experts, and `job` what each rank sends and has to receive; `host` and `gpu`
+//! are the operations on either memory, which `measure` times and checks; `table` has the results.
 
+mod gpu;
+mod host;
+mod job;
 mod measure;
 mod routing;
 mod table;
 
+use doorbell_collectives::gpu::GpuCommunicator;
 use doorbell_collectives::moe::{Mode, MoeOptions, Payload, Shape};
 use doorbell_collectives::{Communicator, DataType, Rank};
 
+use self::gpu::OnGpu;
+use self::host::OnHost;
+use self::job::Job;
 use self::routing::Routings;
-use self::table::{MoeRow, head};
+pub(super) use self::table::MoeRow;
+use self::table::head;
 use super::CollArgs;
 use super::args::{Choices, Operation};
 use super::measure::all_values;
@@ -95,22 +103,18 @@ pub(super) fn check_options(args: &CollArgs) -> Result<(), Failure> {
         ("--protocol", args.protocol.0.is_some()),
         ("-e", args.max_bytes.is_some()),
         ("-f", args.step_factor.is_some()),
+        ("--graph", args.graph),
+        ("--group", args.group),
     ];
     if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
         return Err(Failure::usage(format!(
             "{option} is not of {name}: it has one way, and its sizes are --tokens, --hidden, --top-k and --experts"
         )));
     }
-    // The one place to change when dispatch and combine run on GPUs.
-    if args.gpu {
-        return Err(Failure::usage(format!(
-            "--gpu: this version measures {name} on hosts only, as it has no kernels for it"
-        )));
-    }
     let Some(ranks) = args.ranks else { return Ok(()) };
     layers(args, ranks)?
         .iter()
-        .try_for_each(|layer| check_memory(layer, ranks))
+        .try_for_each(|layer| if args.gpu { Ok(()) } else { check_memory(layer, ranks) })
 }
 
 /// Refuses the options of dispatch and combine for other operations.
@@ -167,10 +171,10 @@ fn layers(args: &CollArgs, ranks: u32) -> Result<Vec<Layer>, Failure> {
 fn check_memory(layer: &Layer, here: u32) -> Result<(), Failure> {
     let routings = Routings::draw(layer);
     let elements = u64::from(layer.shape.max_tokens()) * u64::from(layer.shape.hidden());
-    // Sent and received by all-to-all-v, which is as much as combine's bf16; tokens, given and
-    // combined.
+    // Sent and received by all-to-all-v and by puts, which is as much as combine's bf16; tokens,
+    // given and combined.
     let row = Payload::Bf16.row_bytes(layer.shape.hidden()) as u64;
-    let beside = (routings.most_received() + layer.shape.max_pairs()) as u64 * row + 2 * elements * 2;
+    let beside = 2 * (routings.most_received() + layer.shape.max_pairs()) as u64 * row + 2 * elements * 2;
     let each = layer.options(&routings).memory_bytes() + beside;
     let needed = each.saturating_mul(u64::from(here));
     match available_memory() {
@@ -184,21 +188,38 @@ fn check_memory(layer: &Layer, here: u32) -> Result<(), Failure> {
     }
 }
 
+/// The ranks, by the memory that tokens are in.
+#[derive(Clone, Copy)]
+pub(super) enum Ranks<'a> {
+    OnHosts(&'a Communicator),
+    OnGpus(&'a GpuCommunicator),
+}
+
+impl<'a> Ranks<'a> {
+    fn comm(self) -> &'a Communicator {
+        match self {
+            Self::OnHosts(comm) => comm,
+            Self::OnGpus(gpu) => gpu.host(),
+        }
+    }
+}
+
 /// # Errors
 /// [`Failure::Test`] when an operation fails or a result is wrong; [`Failure::Interrupted`].
 pub(super) fn run(
     args: &CollArgs,
     part: Part,
-    comm: &Communicator,
+    ranks: Ranks<'_>,
     interrupt: &Interrupt,
     mut report: Report<MoeRow>,
 ) -> Result<(), Failure> {
+    let comm = ranks.comm();
     let first = comm.rank() == Rank(0);
     let table = first && !args.json;
     if table {
         report.print_title(comm.size(), &head())?;
     }
-    let outcome = rows(args, part, comm, interrupt, |row| {
+    let outcome = rows(args, part, ranks, interrupt, |row| {
         let printed = if table { print_line(&row.line()) } else { Ok(()) };
         report.results.push(row);
         printed
@@ -216,23 +237,37 @@ pub(super) fn run(
 fn rows(
     args: &CollArgs,
     part: Part,
-    comm: &Communicator,
+    ranks: Ranks<'_>,
     interrupt: &Interrupt,
     mut done: impl FnMut(MoeRow) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::test(one_line(&e.to_string()));
+    let comm = ranks.comm();
     let hosts = comm.hosts();
     let own = hosts[comm.rank().index()];
     let here = hosts.iter().filter(|host| **host == own).count() as u32;
     for layer in layers(args, comm.size())? {
-        check_memory(&layer, here)?;
         // All ranks stop at the same row.
         let requested = f64::from(u8::from(interrupt.requested()));
         let requested = all_values(comm, requested).map_err(|e| failed(&e))?;
         if requested.iter().any(|&requested| requested > 0.0) {
             return Err(Failure::Interrupted);
         }
-        done(measure::row(args, part, &layer, comm).map_err(|e| failed(&e))?)?;
+        let routings = Routings::draw(&layer);
+        let job = Job {
+            part,
+            layer: &layer,
+            routings: &routings,
+            rank: comm.rank(),
+        };
+        let row = match ranks {
+            Ranks::OnHosts(comm) => {
+                check_memory(&layer, here)?;
+                OnHost::new(job, comm).and_then(|mut bench| measure::row(args, job, comm, &mut bench))
+            }
+            Ranks::OnGpus(gpu) => OnGpu::new(job, gpu).and_then(|mut bench| measure::row(args, job, comm, &mut bench)),
+        };
+        done(row.map_err(|e| failed(&e))?)?;
     }
     Ok(())
 }

@@ -26,6 +26,10 @@ pub(crate) struct MoeRow {
     pub(super) alltoallv_time_us: f64,
     pub(super) alltoallv_bytes_per_s: f64,
     pub(super) of_alltoallv: f64,
+    /// None on GPUs.
+    pub(super) put_time_us: Option<f64>,
+    pub(super) put_bytes_per_s: Option<f64>,
+    pub(super) times_put: Option<f64>,
     /// Wrong rows or elements on all ranks; none where nothing was checked.
     pub(super) wrong: Option<u64>,
 }
@@ -44,14 +48,18 @@ pub(super) fn head() -> String {
         "rate",
         "alltoallv",
         "of it",
+        "put",
+        "/put",
         "#wrong",
     ]);
-    let units = columns(["", "", "", "", "", "", "(B)", "(us)", "", "(GB/s)", "(GB/s)", "", ""]);
+    let units = columns([
+        "", "", "", "", "", "", "(B)", "(us)", "", "(GB/s)", "(GB/s)", "", "(us)", "", "",
+    ]);
     format!("#{heads}\n#{units}")
 }
 
-fn columns<S: AsRef<str>>(cells: [S; 13]) -> String {
-    const WIDTHS: [usize; 13] = [7, 6, 5, 7, 15, 4, 12, 10, 11, 7, 9, 5, 6];
+fn columns<S: AsRef<str>>(cells: [S; 15]) -> String {
+    const WIDTHS: [usize; 15] = [7, 6, 5, 7, 15, 4, 12, 10, 11, 7, 9, 5, 10, 5, 6];
     let cells = cells.iter().zip(WIDTHS);
     let cells: Vec<_> = cells
         .map(|(cell, width)| format!("{:>width$}", cell.as_ref()))
@@ -61,7 +69,8 @@ fn columns<S: AsRef<str>>(cells: [S; 13]) -> String {
 
 impl MoeRow {
     pub(super) fn line(&self) -> String {
-        let wrong = self.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string());
+        let none = || "N/A".to_owned();
+        let wrong = self.wrong.map_or_else(none, |wrong| wrong.to_string());
         let cells = columns([
             self.tokens.to_string(),
             self.hidden.to_string(),
@@ -75,6 +84,8 @@ impl MoeRow {
             format!("{:.2}", self.bytes_per_s / 1e9),
             format!("{:.2}", self.alltoallv_bytes_per_s / 1e9),
             format!("{:.2}", self.of_alltoallv),
+            self.put_time_us.map_or_else(none, |time| format!("{time:.1}")),
+            self.times_put.map_or_else(none, |times| format!("{times:.2}")),
             wrong,
         ]);
         format!(" {cells}")
