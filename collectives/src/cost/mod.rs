@@ -107,7 +107,7 @@ impl FarMessages {
         if self.ns <= 0.0 || bytes <= EAGER_BYTES as f64 {
             return 0.0;
         }
-        let part = (whole - NEAR as f64) / (self.whole as f64 - NEAR as f64);
+        let part = (whole - NEAR as f64) / (self.whole as f64 - NEAR as f64).max(1.0);
         self.ns * part.clamp(0.0, 1.0) * (1.0 / bytes - 1.0 / self.bytes as f64).max(0.0)
     }
 }
