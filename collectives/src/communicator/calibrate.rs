@@ -425,12 +425,7 @@ impl<'a> Calibrator<'a> {
         }
         let mut measurements = measurements.into_iter();
         let [ll, ll128, simple] = all.map(|protocol| {
-            let mut next = || {
-                measurements
-                    .next()
-                    .map(|measurement| median(measurement.samples))
-                    .unwrap_or_default()
-            };
+            let mut next = || measurements.next().map_or(0.0, |next| median(next.samples));
             let [one_ns, many_ns, ping_pong_ns, ping_pongs_ns, single_ns, burst_ns] = core::array::from_fn(|_| next());
             let [long, far] = [0, FAR_MARK].map(|mark| {
                 let is_there = protocol == Protocol::Simple && mark <= self.longest;
