@@ -559,7 +559,7 @@ fn only_what_was_received_is_in_anothers_cache() {
 
 #[test]
 fn every_algorithm_gets_the_grants_that_it_needs() {
-    for collective in Collective::ALL {
+    for &collective in Collective::ALL {
         for algorithm in Algorithm::of(collective) {
             let took = eight_slices(algorithm, collective, 3, moved(0.1, 0.1));
             assert!(took > 0.0, "{collective} by {algorithm}");
