@@ -42,8 +42,12 @@ const REPEATS: u32 = 8;
 /// Repetitions per sample of a tiny operation, which train branch predictors.
 const TINY_REPEATS: u32 = 48;
 const TINY_BYTES: u64 = 2 << 10;
+/// The same before a single message one way, whose sender runs ahead by all slots.
+const ONE_WAY_REPEATS: u32 = 192;
 const MAX_MULTI_MESSAGE_MARK: u64 = 16 << 10;
 const GRANTED_MARK: u64 = MARKS[4];
+/// An operation that near caches do not hold, by messages shorter than [`SIMPLE_MESSAGE_BYTES`].
+const FAR_MARK: u64 = MARKS[8];
 /// Bounds of short and long operations, in bytes.
 const SHORT_OPERATION: u64 = 16 << 10;
 const LONG_OPERATION: u64 = 1 << 20;
@@ -340,6 +344,10 @@ impl<'a> Calibrator<'a> {
             }
             if protocol == Protocol::Simple {
                 measurements.push(self.measurement(ring, protocol, Pattern::Resident(1), GRANTED_MARK)?);
+                if FAR_MARK <= self.longest {
+                    let short = Pattern::Isolated((FAR_MARK / GRANTED_MARK) as u32);
+                    measurements.push(self.measurement(ring, protocol, short, GRANTED_MARK)?);
+                }
             }
             for mark in self.marks(protocol) {
                 let (bytes, messages) = if mark <= MAX_MULTI_MESSAGE_MARK {
@@ -378,6 +386,8 @@ impl<'a> Calibrator<'a> {
                 // Caches hold other data: a short operation is repeated before it is measured.
                 let (before, operations) = if round == 0 || !quick {
                     (0, 1)
+                } else if measurement.pattern == Pattern::Isolated(1) && measurement.bytes == SHORT_BYTES {
+                    (ONE_WAY_REPEATS, TINY_REPEATS)
                 } else if measurement.whole() <= TINY_BYTES {
                     (TINY_REPEATS / 2, TINY_REPEATS)
                 } else if measurement.whole() <= SHORT_OPERATION {
@@ -415,17 +425,14 @@ impl<'a> Calibrator<'a> {
         }
         let mut measurements = measurements.into_iter();
         let [ll, ll128, simple] = all.map(|protocol| {
-            let mut next = || {
-                measurements
-                    .next()
-                    .map(|measurement| median(measurement.samples))
-                    .unwrap_or_default()
-            };
+            let mut next = || measurements.next().map_or(0.0, |next| median(next.samples));
             let [one_ns, many_ns, ping_pong_ns, ping_pongs_ns, single_ns, burst_ns] = core::array::from_fn(|_| next());
-            let long = (protocol == Protocol::Simple).then(|| measurements.next()).flatten();
-            let long = long
-                .filter(Measurement::is_measured)
-                .map(|measurement| measurement.hops(GRANTED_MARK).1);
+            let [long, far] = [0, FAR_MARK].map(|mark| {
+                let is_there = protocol == Protocol::Simple && mark <= self.longest;
+                let next = is_there.then(|| measurements.next()).flatten();
+                next.filter(Measurement::is_measured)
+                    .map(|next| next.hops(GRANTED_MARK).1)
+            });
             let (mut resident, mut forwarded, mut reduced) = (Vec::new(), Vec::new(), Vec::new());
             let (mut isolated_reduced, mut isolated) = (Vec::new(), Vec::new());
             let (mut gathered, mut isolated_gathered) = (Vec::new(), Vec::new());
@@ -452,6 +459,7 @@ impl<'a> Calibrator<'a> {
                 single_ns,
                 burst: (burst, burst_ns),
                 long,
+                far: far.map(|hops| (FAR_MARK, hops)),
                 resident,
                 forwarded,
                 reduced,

@@ -88,7 +88,11 @@ impl Communicator {
         }
     }
 
-    pub(super) fn with_reduction(spec: OperationSpec, reduction: Reduction) -> Result<OperationSpec, CollectiveError> {
+    #[inline]
+    pub(super) fn with_reduction(
+        mut spec: OperationSpec,
+        reduction: Reduction,
+    ) -> Result<OperationSpec, CollectiveError> {
         use crate::kernel::Op;
         if matches!(reduction.op, Op::Builtin(ReduceOp::PreMulSum)) && reduction.scale.is_none() {
             return misuse(
@@ -96,9 +100,11 @@ impl Communicator {
                 "a premulsum needs its scalar: give PreMulSum(scalar) as the operator",
             );
         }
-        Ok(OperationSpec { reduction, ..spec })
+        spec.reduction = reduction;
+        Ok(spec)
     }
 
+    #[inline]
     pub(super) fn equal_length(collective: Collective, input: usize, output: usize) -> Result<usize, CollectiveError> {
         if input == output {
             Ok(input)

@@ -128,8 +128,8 @@ impl Rates {
             wire,
             give: giving * beta,
             take: taking * beta,
-            gamma: cost.reducing(message, whole, sends).unwrap_or(own),
-            gathered: (gathered.unwrap_or(own), own),
+            gamma: own.max(cost.reducing(message, whole, sends).unwrap_or(0.0)),
+            gathered: (own.max(gathered.unwrap_or(0.0)), own),
             copy: compute.copy(message, whole),
             wide: work.data.accumulator().bytes() as f64 / work.data.bytes() as f64,
         }

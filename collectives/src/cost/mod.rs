@@ -69,27 +69,51 @@ pub struct ByteCosts {
     /// Of data that was in memory before the operation.
     #[serde(rename = "settled")]
     pub resident: Scale,
-    /// Of data that the sender has just received or computed: modified lines of its cache.
+    /// Of data that the sender has just received: modified lines of another processor's cache.
     #[serde(rename = "fresh")]
     pub forwarded: Scale,
     /// Of data that the receiver reduces on arrival, including γ and staging.
     pub reduced: Scale,
-    /// The same where the receiver sends nothing meanwhile: of the slower of sender and receiver.
+    /// Of the reduction alone, on arrival at a rank that sends nothing meanwhile.
     #[serde(rename = "reduced_alone")]
     pub isolated_reduced: Scale,
     /// Of data that a later step of the receiver reduces, including γ.
     pub gathered: Scale,
-    /// The same where the receiver sends nothing meanwhile: of the slower of sender and receiver.
+    /// Of the reduction alone, by a later step of a rank that sends nothing meanwhile.
     #[serde(rename = "gathered_alone")]
     pub isolated_gathered: Scale,
     /// Of data in memory, while no other rank of the host uses the memory bandwidth.
     #[serde(rename = "alone")]
     pub isolated: Scale,
+    /// Of granted messages that are shorter than the longest.
+    #[serde(default)]
+    pub far: FarMessages,
+}
+
+/// Cost of a granted message, beside its bytes, in an operation that near caches do not hold.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FarMessages {
+    /// ns per message.
+    pub ns: f64,
+    /// The length of messages whose bytes cost includes it.
+    pub bytes: u64,
+    /// Bytes per rank of the operation from which on it is all of that; from [`NEAR`] on a part.
+    pub whole: u64,
+}
+
+impl FarMessages {
+    fn ns_per_byte(&self, bytes: f64, whole: f64) -> f64 {
+        if self.ns <= 0.0 || bytes <= EAGER_BYTES as f64 {
+            return 0.0;
+        }
+        let part = (whole - NEAR as f64) / (self.whole as f64 - NEAR as f64).max(1.0);
+        self.ns * part.clamp(0.0, 1.0) * (1.0 / bytes - 1.0 / self.bytes as f64).max(0.0)
+    }
 }
 
 impl ByteCosts {
-    /// ns per byte of reducing beside moving. A rank that only receives reduces while its sender
-    /// moves the next message, and the slower of them counts.
+    /// ns per byte of reducing beside moving.
     fn added(&self, (both, isolated): (Scale, Scale), (bytes, whole): (f64, f64), sends: bool) -> f64 {
         let at = |scale: Scale| scale.ns_per_byte(bytes, whole);
         match sends {
@@ -169,7 +193,7 @@ impl MessageCost {
             true => moves.forwarded.ns_per_byte(bytes, whole),
         };
         let shared = (resident - moves.isolated.ns_per_byte(bytes, whole)).clamp(0.0, all);
-        all - shared * (1.0 - others)
+        all - shared * (1.0 - others) + moves.far.ns_per_byte(bytes, whole)
     }
 
     /// The part of α in which no processor is busy, ns.

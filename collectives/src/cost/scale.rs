@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Sizes at which scales have values. Up to [`NEAR`] they are message sizes, in small operations;
 /// above, operation sizes, with long messages.
-pub const MARKS: [u64; 10] = [
+pub const MARKS: [u64; 11] = [
     64,
     512,
     4 << 10,
@@ -14,6 +14,7 @@ pub const MARKS: [u64; 10] = [
     512 << 10,
     1 << 20,
     2 << 20,
+    4 << 20,
     16 << 20,
 ];
 
@@ -60,6 +61,16 @@ impl Scale {
         // Of two weights, so that no rounding makes it negative beside a rate of zero.
         let weight = (bytes - low) / (high - low);
         (first * (1.0 - weight) + last * weight) / bytes
+    }
+
+    /// The part of these costs that exceeds others.
+    pub(crate) fn above(&self, others: &Self) -> Self {
+        let mut above = self.0;
+        above
+            .iter_mut()
+            .zip(others.0)
+            .for_each(|(rate, other)| *rate = (*rate - other).max(0.0));
+        Self(above)
     }
 
     pub(crate) fn marks(&self) -> impl Iterator<Item = (u64, f64)> + use<> {

@@ -16,7 +16,7 @@ use doorbell_verbs::{
 
 use super::error::Failed;
 use super::window::Puts;
-use crate::kernel::lines::{pack_ll, pack_ll128, try_unpack_ll, try_unpack_ll128};
+use crate::kernel::lines::{ll_flag_word, pack_ll, pack_ll128, try_unpack_ll, try_unpack_ll128};
 use crate::protocol::{
     EAGER_BYTES, EAGER_SLOT, EAGER_SLOTS, GRANT_BYTES, GRANTS, LENGTHS_BYTES, LENGTHS_SLOTS, LineProtocol, mailbox,
 };
@@ -226,11 +226,7 @@ impl Link {
         !self.control_writes.is_empty()
     }
 
-    #[inline]
     pub(super) fn flush_control_writes(&mut self) -> Result<(), Failed> {
-        if self.control_writes.is_empty() {
-            return Ok(());
-        }
         // Those that fit: a peer that waits for the first has no need of the others.
         let fitting = self.control_writes.len().min(self.qp.free_send_slots() as usize);
         if fitting == 0 {
@@ -491,6 +487,19 @@ impl Link {
         }
         self.release_slot(lines.index(), lines.slots());
         true
+    }
+
+    /// Loads the last word of the next message by LL or LL128, until it has arrived or `polls`
+    /// times. Returns whether it has arrived.
+    pub(super) fn await_lines(&self, lines: LineProtocol, len: usize, polls: u32) -> bool {
+        let consumed = self.rings[lines.index()].consumed;
+        let slot = mailbox::LINE_RINGS[lines.index()] + (consumed % lines.slots()) as usize * lines.slot();
+        let last = slot + lines.wire_bytes(len) - 8;
+        let (mask, expected) = match lines {
+            LineProtocol::Ll => (ll_flag_word(u32::MAX), ll_flag_word(ll_flag(consumed + 1))),
+            LineProtocol::Ll128 => (u64::MAX, consumed + 1),
+        };
+        (0..polls).any(|_| self.word(last) & mask == expected)
     }
 
     /// Posts what fits of a put, behind the control writes. Returns whether all of it was posted.

@@ -181,6 +181,7 @@ pub(super) struct CompiledOperation {
 }
 
 impl CompiledOperation {
+    #[inline]
     pub(super) fn uses(&self, channels: u32, channel: u32, strand: u32) -> bool {
         channel < channels.min(self.layout.extent.slices)
             && self
@@ -230,6 +231,7 @@ impl ActiveOperation {
         }
     }
 
+    #[inline]
     pub(super) fn uses(&self, channel: u32, strand: u32) -> bool {
         self.ready.uses(self.channels, channel, strand)
     }

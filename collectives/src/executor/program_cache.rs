@@ -7,8 +7,8 @@ use super::operation::{ActiveOperation, Data, Ticket};
 use super::{Engine, Failed, drive_runners};
 use crate::kernel::Op;
 
-/// Idle steps until a cached operation is queued as any other: a few microseconds; fewer where the
-/// processor is yielded earlier.
+/// Idle steps until a cached operation is queued as any other: some ten microseconds; fewer where
+/// the processor is yielded earlier.
 const MAX_IDLE_TURNS: u32 = 200;
 /// Idle steps per poll of the completion queue; stores into the mailbox are seen without it.
 const CQ_POLL_INTERVAL: u32 = 2;
@@ -114,7 +114,11 @@ impl Engine {
             }
             if !moved {
                 idle += 1;
-                if idle.is_multiple_of(CQ_POLL_INTERVAL) {
+                let arrived = match runners {
+                    [runner] => runner.await_lines(op, &self.links[0]),
+                    _ => None,
+                };
+                if arrived.map_or(idle.is_multiple_of(CQ_POLL_INTERVAL), |arrived| !arrived) {
                     self.poll()?;
                     if attention() {
                         return Ok(());

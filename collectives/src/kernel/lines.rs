@@ -161,6 +161,12 @@ fn join(data: u32, flag: u32) -> u64 {
     u64::from_ne_bytes([a, b, c, d, e, f, g, h])
 }
 
+/// A word of LL with this flag, and no data.
+#[inline]
+pub(crate) fn ll_flag_word(flag: u32) -> u64 {
+    join(0, flag)
+}
+
 #[inline(always)]
 fn split(word: u64) -> (u32, u32) {
     let [a, b, c, d, e, f, g, h] = word.to_ne_bytes();

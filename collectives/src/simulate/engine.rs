@@ -73,6 +73,11 @@ struct Thread<'a> {
     sends: bool,
     senders: Vec<Rank>,
     granted: u64,
+    /// Whether messages are received into scratch memory, of which there is one slice's: then those
+    /// of a slice are granted when the previous slice is done.
+    into_scratch: bool,
+    /// Whether another processor has written what its last step made.
+    received: bool,
     /// Unacknowledged messages, and the time of the last acknowledgement.
     unconfirmed: u32,
     confirmed: u64,
@@ -203,7 +208,7 @@ impl<'a> Simulation<'a> {
                 let slices = (slices - u64::from(channel)).div_ceil(u64::from(channels));
                 for strand in 0..strands {
                     queue.push(ranks[rank.index()].free, threads.len() as u32);
-                    let (mut receives, mut senders) = (false, Vec::new());
+                    let (mut receives, mut into_scratch, mut senders) = (false, false, Vec::new());
                     let lone = local.lone.max(remote.lone) > 0.0;
                     let measured = local.cost.bytes.or(remote.cost.bytes).is_some();
                     let sends = !(lone || measured)
@@ -222,6 +227,7 @@ impl<'a> Simulation<'a> {
                             };
                             if each * f64::from(span.blocks) > EAGER_BYTES as f64 {
                                 senders.push(from);
+                                into_scratch |= span.place == PlanMemory::Scratch;
                             }
                         }
                     }
@@ -233,6 +239,8 @@ impl<'a> Simulation<'a> {
                         sends,
                         senders,
                         granted: 0,
+                        into_scratch,
+                        received: false,
                         unconfirmed: 0,
                         confirmed: 0,
                         over: None,
@@ -269,7 +277,7 @@ impl<'a> Simulation<'a> {
         };
         for id in 0..run.threads.len() {
             let begins = run.ranks[run.threads[id].rank as usize].free;
-            run.grant(id, begins, GRANTS_AHEAD);
+            run.grant_first(id, begins);
         }
         run
     }
@@ -299,7 +307,8 @@ impl<'a> Simulation<'a> {
         else {
             return operands * self.own(least).0;
         };
-        received * gathering * 1e3 + (operands - received).max(0.0) * self.own(least).0
+        let own = self.own(least).0;
+        received * own.max(gathering * 1e3) + (operands - received).max(0.0) * own
     }
 
     fn prices(&self, from: u32, to: u32) -> LinkCosts {
@@ -336,7 +345,10 @@ impl<'a> Simulation<'a> {
         } else if self.threads[id].over.is_some() {
             return self.done(id, now);
         }
-        while let Some(step) = self.next(id) {
+        while let Some(step) = self.next(id, at) {
+            if !matches!(step, Step::Send { .. }) {
+                self.threads[id].received = matches!(step, Step::Recv { .. });
+            }
             match step {
                 Step::Recv { from, into } => {
                     return self.expect(id, at, from, self.bytes(into.place.form(), into), false);
@@ -350,7 +362,7 @@ impl<'a> Simulation<'a> {
                     return self.queue.push(at, id as u32);
                 }
                 Step::Send { to, span } => {
-                    let forwarded = span.place != PlanMemory::Input;
+                    let forwarded = span.place != PlanMemory::Input && self.threads[id].received;
                     at = self.send(id, now, to, self.bytes(span.place.form(), span), forwarded);
                 }
                 Step::Reduce { sources, into } => {
@@ -400,7 +412,7 @@ impl<'a> Simulation<'a> {
             thread.steps = self.schedule.steps(thread.strand, Rank(rank));
             (thread.slices_left, thread.granted, thread.finished) = (thread.slices - 1, 0, false);
             self.queue.push(begins, id as u32);
-            self.grant(id, begins, GRANTS_AHEAD);
+            self.grant_first(id, begins);
         }
     }
 
@@ -412,12 +424,12 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    fn next(&mut self, id: usize) -> Option<Step> {
-        let thread = &mut self.threads[id];
-        if let Some(step) = thread.held_step.take() {
-            return Some(step);
-        }
+    fn next(&mut self, id: usize, now: u64) -> Option<Step> {
         loop {
+            let thread = &mut self.threads[id];
+            if let Some(step) = thread.held_step.take() {
+                return Some(step);
+            }
             if let Some(step) = thread.steps.next() {
                 thread.taken += 1;
                 self.steps += 1;
@@ -428,6 +440,10 @@ impl<'a> Simulation<'a> {
             }
             thread.slices_left -= 1;
             thread.steps = self.schedule.steps(thread.strand, Rank(thread.rank));
+            if thread.into_scratch {
+                let each = thread.senders.len() as u64;
+                self.grant(id, now, each);
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::algorithm::Algorithm;
-use crate::cost::{ByteCosts, Compute, DataMover, Link, MessageCost, Scale};
+use crate::cost::{ByteCosts, Compute, DataMover, FarMessages, Link, MessageCost, Scale};
 use crate::plan::{BlockForm, PlanMemory, Program, Span, Step};
 
 /// Visible in a result: α = 1000 (100 and 200 of it busy), β = 0.1, and γ = 0.01 ns/B.
@@ -444,6 +444,7 @@ fn memory_bandwidth_is_shared() {
         gathered: scale(all),
         isolated_gathered: scale(all),
         isolated: scale(alone),
+        far: FarMessages::default(),
     });
     let fabric = Fabric::one_host(2, link, COMPUTE);
     for (plan, rate) in [(pair(false), alone), (pair(true), all)] {
@@ -466,6 +467,7 @@ fn the_slices_of_a_long_operation_cost_what_its_memory_does() {
         gathered: scale,
         isolated_gathered: scale,
         isolated: scale,
+        far: FarMessages::default(),
     });
     let fabric = Fabric::one_host(2, link, COMPUTE);
     let work = Work {
@@ -491,6 +493,7 @@ fn what_another_processor_wrote_costs_more_to_reduce() {
             gathered: scale(gathered),
             isolated_gathered: scale(gathered),
             isolated: scale(moved),
+            far: FarMessages::default(),
         });
         let order: Vec<_> = (0..2).map(Rank).collect();
         let schedule = algorithm.schedule(Collective::Reduce, &order, Rank(0)).unwrap();
@@ -502,4 +505,64 @@ fn what_another_processor_wrote_costs_more_to_reduce() {
     let expected = -f64::from(1 << 20) * gathered;
     assert!((later - expected).abs() < 1.0, "{later} and not {expected}");
     assert_eq!(took(Algorithm::Ring, gathered), took(Algorithm::Ring, 2.0 * gathered));
+}
+
+/// Between processors of a host, with these costs per byte and grants.
+fn moved(rate: f64, forwarded: f64) -> Link {
+    let scale = |rate| Scale::of(&[(64, rate)]).unwrap();
+    let mut link = Link::soft_local();
+    link.simple.grant_ns = 100.0;
+    link.simple.bytes = Some(ByteCosts {
+        resident: scale(rate),
+        forwarded: scale(forwarded),
+        reduced: scale(2.0 * rate),
+        isolated_reduced: scale(rate),
+        gathered: scale(2.0 * rate),
+        isolated_gathered: scale(rate),
+        isolated: scale(rate),
+        far: FarMessages::default(),
+    });
+    link
+}
+
+fn eight_slices(algorithm: Algorithm, collective: Collective, ranks: u32, link: Link) -> f64 {
+    let order: Vec<_> = (0..ranks).map(Rank).collect();
+    let schedule = algorithm.schedule(collective, &order, Rank(0)).unwrap();
+    let work = Work {
+        slice_bytes: 64 << 10,
+        ..work(8 * (64 << 10))
+    };
+    let fabric = Fabric::one_host(ranks, link, COMPUTE);
+    run(schedule.as_ref(), &fabric, &work).unwrap().time.ns()
+}
+
+#[test]
+fn scratch_memory_has_one_slice_and_staging_several() {
+    let slice = f64::from(64 << 10) * 0.1;
+    // On arrival, while the next slice is moved; and by a step of its own, after which it is moved.
+    for (algorithm, slices) in [(Algorithm::Ring, 9.0), (Algorithm::FullMesh, 16.0)] {
+        let took = eight_slices(algorithm, Collective::Reduce, 2, moved(0.1, 0.1));
+        let expected = slices * slice;
+        assert!(
+            (1.0..1.2).contains(&(took / expected)),
+            "{algorithm}: {took} of {expected}"
+        );
+    }
+}
+
+#[test]
+fn only_what_was_received_is_in_anothers_cache() {
+    let took = |collective, forwarded| eight_slices(Algorithm::Ring, collective, 3, moved(0.1, forwarded));
+    assert_eq!(took(Collective::Reduce, 0.1), took(Collective::Reduce, 0.4));
+    assert!(took(Collective::Broadcast, 0.1) * 2.0 < took(Collective::Broadcast, 0.4));
+}
+
+#[test]
+fn every_algorithm_gets_the_grants_that_it_needs() {
+    for &collective in Collective::ALL {
+        for algorithm in Algorithm::of(collective) {
+            let took = eight_slices(algorithm, collective, 3, moved(0.1, 0.1));
+            assert!(took > 0.0, "{collective} by {algorithm}");
+        }
+    }
 }

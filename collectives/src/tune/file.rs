@@ -185,6 +185,7 @@ impl TuningFile {
                     ("grant_ns", cost.grant_ns),
                     ("confirm_ns", cost.confirm_ns),
                     ("quiet_ns", cost.send_only_ns),
+                    ("bytes.far.ns", cost.bytes.map_or(0.0, |moves| moves.far.ns)),
                 ];
                 let moves = cost.bytes.iter();
                 let scales = moves.flat_map(|moves| {

@@ -3,7 +3,7 @@
 //! The ranks of a ring send concurrently to the next rank: *hops*, one after another, and a *burst*
 //! of concurrent messages. So the measurements include all costs of collectives.
 
-use crate::cost::{ByteCosts, DataMover, Link, MARKS, MessageCost, Scale};
+use crate::cost::{ByteCosts, DataMover, FarMessages, Link, MARKS, MessageCost, Scale};
 use crate::protocol::EAGER_BYTES;
 
 /// Messages of an operation with many, for latency.
@@ -44,6 +44,9 @@ pub struct Messages {
     pub burst: (u32, f64),
     /// An operation of one hop of so many bytes, more than eager; of Simple only.
     pub long: Option<Hops>,
+    /// Messages one way in an operation of a mark's length that has longer ones in `isolated`; of
+    /// Simple only.
+    pub far: Option<(u64, Hops)>,
     /// Hops of messages from memory, by the [mark](MARKS) that they measure.
     pub resident: Vec<(u64, Hops)>,
     /// Hops of messages that were received by the previous hop.
@@ -88,6 +91,40 @@ impl Messages {
         Some((one.ns - hop - begin_ns - grant_ns).clamp(0.0, one.ns / 2.0))
     }
 
+    /// ns per byte of the receiver's own reductions, from what they add to an operation that only
+    /// moves as many messages one way, at this rate. The sender moves a granted message while the
+    /// one before it is reduced: reductions that are quicker than that add the last one only.
+    fn isolated_reduction(&self, hops: &[(u64, Hops)], isolated: Scale) -> Option<Scale> {
+        let rate = |&(mark, hops): &(u64, Hops)| {
+            let (_, moved) = self.isolated.iter().find(|(at, _)| *at == mark)?;
+            let (_, moving) = isolated.marks().find(|(at, _)| *at == mark)?;
+            let (bytes, messages) = (hops.bytes.max(1) as f64, f64::from(hops.messages.max(1)));
+            let (added, moving) = ((hops.ns - moved.ns).max(0.0), moving * bytes);
+            let each = if hops.bytes <= EAGER_BYTES as u64 {
+                added / messages
+            } else if added > moving {
+                moving + (added - moving) / messages
+            } else {
+                added
+            };
+            Some((mark, each / bytes))
+        };
+        Scale::of(&hops.iter().filter_map(rate).collect::<Vec<_>>())
+    }
+
+    /// What a message costs beside its bytes where near caches do not hold its operation, and the
+    /// length of those that have it in what their bytes cost.
+    fn far(&self) -> Option<FarMessages> {
+        let (mark, short) = self.far?;
+        let (_, long) = self.isolated.iter().find(|(at, _)| *at == mark)?;
+        let more = short.messages.checked_sub(long.messages).filter(|more| *more > 0)?;
+        Some(FarMessages {
+            ns: ((short.ns - long.ns) / f64::from(more)).max(0.0),
+            bytes: long.bytes,
+            whole: mark,
+        })
+    }
+
     fn cost(&self, begin_ns: f64, grant_ns: f64) -> MessageCost {
         let (alpha, alone) = (self.alpha(), self.isolated_hop_ns());
         // A burst pays latency once, and processor time for each message at both ends.
@@ -115,15 +152,25 @@ impl Messages {
             Scale::of(&hops.iter().map(rate).collect::<Vec<_>>())
         };
         let resident = rates(&self.resident, false);
+        let isolated = rates(&self.isolated, true);
         let beta = resident.map_or(0.0, |scale| scale.ns_per_byte(LONG as f64, LONG as f64));
-        let bytes = resident.map(|resident| ByteCosts {
-            resident,
-            forwarded: rates(&self.forwarded, false).unwrap_or(resident),
-            reduced: rates(&self.reduced, false).unwrap_or(resident),
-            isolated_reduced: rates(&self.isolated_reduced, true).unwrap_or(resident),
-            gathered: rates(&self.gathered, false).unwrap_or(resident),
-            isolated_gathered: rates(&self.isolated_gathered, true).unwrap_or(resident),
-            isolated: rates(&self.isolated, true).unwrap_or(resident),
+        let bytes = resident.map(|resident| {
+            let reduced = rates(&self.reduced, false).unwrap_or(resident);
+            let gathered = rates(&self.gathered, false).unwrap_or(resident);
+            let own = |hops, both: Scale| {
+                let measured = isolated.and_then(|isolated| self.isolated_reduction(hops, isolated));
+                measured.unwrap_or_else(|| both.above(&resident))
+            };
+            ByteCosts {
+                resident,
+                forwarded: rates(&self.forwarded, false).unwrap_or(resident),
+                reduced,
+                isolated_reduced: own(&self.isolated_reduced, reduced),
+                gathered,
+                isolated_gathered: own(&self.isolated_gathered, gathered),
+                isolated: isolated.unwrap_or(resident),
+                far: self.far().unwrap_or_default(),
+            }
         });
         MessageCost {
             bidirectional_ns: alpha - alone,
@@ -202,6 +249,19 @@ mod tests {
             (mark, Hops { bytes, messages, ns })
         };
         let one_way_hops = |beta: f64| MARKS[2..].iter().map(|&mark| one_way(mark, beta)).collect();
+        // Of moving at half of `beta[0]`, and reductions that follow or overlap it.
+        let reducing_hops = |own: f64| {
+            let hop = |&mark: &u64| {
+                let (mark, mut hops) = one_way(mark, beta[0] / 2.0);
+                let (moving, own) = (hops.bytes as f64 * beta[0] / 2.0, hops.bytes as f64 * own);
+                hops.ns += match hops.bytes > EAGER_BYTES as u64 {
+                    true => own.min(moving) + 4.0 * (own - moving).max(0.0),
+                    false => 4.0 * own,
+                };
+                (mark, hops)
+            };
+            MARKS[2..].iter().map(hop).collect()
+        };
         let one_ns = around + alpha;
         Messages {
             one_ns,
@@ -215,12 +275,18 @@ mod tests {
                 messages: 1,
                 ns: around + waits + alpha + (MARKS[6] / 4) as f64 * beta[0],
             }),
+            far: Some((MARKS[8], {
+                let (bytes, messages) = (MARKS[4], 64);
+                let (_, long) = one_way(MARKS[8], beta[0] / 2.0);
+                let ns = long.ns + f64::from(messages - long.messages) * 300.0;
+                Hops { bytes, messages, ns }
+            })),
             resident: hops(beta[0]),
             forwarded: hops(beta[1]),
             reduced: hops(beta[2]),
-            isolated_reduced: one_way_hops(beta[0] / 4.0),
+            isolated_reduced: reducing_hops(beta[0] / 5.0),
             gathered: hops(beta[3]),
-            isolated_gathered: one_way_hops(beta[0] / 5.0),
+            isolated_gathered: reducing_hops(beta[0] * 0.6),
             isolated: one_way_hops(beta[0] / 2.0),
         }
     }
@@ -255,11 +321,15 @@ mod tests {
         assert_eq!((link.simple.confirm_ns(16e3), link.simple.grant_ns(16e3)), (0.0, 0.0));
         near(link.simple.beta(64.0, 1e6, false, 1.0), 0.05);
         near(link.simple.beta(64.0, 1e6, false, 0.0), 0.025);
+        // A quarter of the mark's messages have it in what their bytes cost.
+        let far = 300.0 * (1.0 / 32e3 - 4.0 / MARKS[8] as f64);
+        near(link.simple.beta(32e3, 4e6, false, 0.0), 0.025 + far);
         near(link.simple.beta(1e6, 64.0, true, 1.0), 0.08);
         near(link.simple.reducing(1e6, 64.0, true).unwrap(), 0.04);
-        near(link.simple.reducing(1e6, 64.0, false).unwrap(), 0.0125);
+        near(link.simple.reducing(1e6, 64.0, false).unwrap(), 0.01);
         near(link.simple.gathering(1e6, 64.0, true).unwrap(), 0.07);
-        near(link.simple.gathering(1e6, 64.0, false).unwrap(), 0.01);
+        near(link.simple.gathering(1e6, 64.0, false).unwrap(), 0.03);
+        near(link.simple.reducing(8e3, 64.0, false).unwrap(), 0.01);
         near(link.simple.beta_ns_per_byte, 0.05);
         assert_eq!((link.ll.grant_ns, link.ll.confirm_ns), (0.0, 0.0));
         near(link.ll128.send_ns, 168.0);

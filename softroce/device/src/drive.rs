@@ -377,6 +377,7 @@ impl Shared {
     }
 
     /// [`flush`](Self::flush) after posting: mostly the fast path has sent everything already.
+    #[inline]
     pub(crate) fn flush_posted<'a>(&'a self, core: MutexGuard<'a, Core>) {
         if !core.has_nothing_to_send() {
             return self.flush(core);

@@ -91,6 +91,7 @@ impl QpTable {
         self.slots.get(index as usize)?.as_ref()
     }
 
+    #[inline]
     pub(crate) fn find_mut(&mut self, qpn: Qpn) -> Option<(u32, &mut QueuePair)> {
         let index = self.find(qpn)?;
         self.get_mut(index).map(|qp| (index, qp))

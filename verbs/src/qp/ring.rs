@@ -117,6 +117,7 @@ impl Ring {
     }
 
     /// Requests in flight, for either party; the other may be changing it.
+    #[inline]
     pub(crate) fn in_flight(&self) -> u32 {
         let tail = self.tail.load(Ordering::Acquire);
         // At most `depth`: a head before its last store can't lie before a tail read earlier.

@@ -228,9 +228,6 @@ impl Slices {
     /// Forgets the slices before `oldest`, and computes those from it on, of this channel and
     /// strand.
     pub(super) fn advance(&mut self, op: &ActiveOperation, (channel, strand): (u32, u32), oldest: u32) {
-        if op.ready.only_slice.is_some() {
-            return;
-        }
         while self.first < oldest
             && let Some(slice) = self.slices.pop_front()
         {

@@ -5,8 +5,11 @@ use super::actions::{MemoryRef, Slices, Work};
 use super::transfer::SlotProtocol;
 use crate::executor::error::Failed;
 use crate::executor::link::Link;
-use crate::executor::operation::ActiveOperation;
+use crate::executor::operation::{ActiveOperation, Transport};
 use crate::plan::BlockForm;
+
+/// Loads of a message's last word between two steps: some hundred nanoseconds.
+const LINE_POLLS: u32 = 400;
 
 impl StrandRunner {
     /// Carries out actions until one blocks. Returns whether there was progress.
@@ -26,7 +29,9 @@ impl StrandRunner {
                 break;
             }
             self.execution = self.execution.next_slice();
-            slices.advance(op, self.place(), oldest.min(self.execution.slice));
+            if op.ready.only_slice.is_none() {
+                slices.advance(op, self.place(), oldest.min(self.execution.slice));
+            }
         }
         Ok(self.execution != begun)
     }
@@ -94,6 +99,23 @@ impl StrandRunner {
             self.execution.action += 1;
         }
         Ok(self.execution.action as usize == slice.actions.len())
+    }
+
+    /// Polls for the lines that execution waits for, and for nothing else: a step takes longer than
+    /// a cache line from another processor. Returns whether they have arrived, if it waits for any.
+    pub(in crate::executor) fn await_lines(&self, op: &ActiveOperation, links: &[Option<Link>]) -> Option<bool> {
+        let Transport::Lines(lines) = op.transport else {
+            return None;
+        };
+        let slice = op.ready.only_slice.as_ref()?.get(self.strand as usize)?;
+        let action = slice.actions.get(self.execution.action as usize)?;
+        match action.work {
+            Work::Recv { from, .. } | Work::RecvReduce { from, .. } if self.pending.is_empty() => {
+                let link = links.get(from.index())?.as_ref()?;
+                Some(link.await_lines(lines, action.len, LINE_POLLS))
+            }
+            _ => None,
+        }
     }
 
     #[inline(always)]

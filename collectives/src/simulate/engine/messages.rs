@@ -2,12 +2,22 @@
 
 use std::collections::VecDeque;
 
-use super::{Arrival, Arrivals, PendingReceive, Scope, Simulation, Thread, UngrantedMessage, key};
+use super::{Arrival, Arrivals, GRANTS_AHEAD, PendingReceive, Scope, Simulation, Thread, UngrantedMessage, key};
 use crate::plan::{BlockForm, Span};
 use crate::protocol::EAGER_BYTES;
 use crate::types::Rank;
 
 impl Simulation<'_> {
+    /// Grants memory for the first messages of an operation.
+    pub(super) fn grant_first(&mut self, id: usize, now: u64) {
+        let thread = &self.threads[id];
+        let ahead = match thread.into_scratch {
+            true => thread.senders.len() as u64,
+            false => GRANTS_AHEAD,
+        };
+        self.grant(id, now, ahead);
+    }
+
     pub(super) fn grant(&mut self, id: usize, now: u64, more: u64) {
         let thread = &self.threads[id];
         let (rank, each) = (thread.rank, thread.senders.len() as u64);
@@ -98,7 +108,8 @@ impl Simulation<'_> {
             let reducing = prices
                 .cost
                 .reducing(awaited.bytes, self.touched(awaited.bytes), self.threads[id].sends);
-            let per_byte = reducing.map_or_else(|| self.own(awaited.bytes).0, |ns| ns * 1e3);
+            // At least what data of this rank's own caches costs.
+            let per_byte = self.own(awaited.bytes).0.max(reducing.unwrap_or(0.0) * 1e3);
             ps += awaited.bytes * per_byte;
         }
         let taken = self.work(rank, now, ps);
@@ -108,7 +119,7 @@ impl Simulation<'_> {
             later if later > taken => self.work(rank, later, 0.0),
             _ => taken,
         };
-        if prices.grant > 0 && awaited.bytes > EAGER_BYTES as f64 {
+        if prices.grant > 0 && awaited.bytes > EAGER_BYTES as f64 && !self.threads[id].into_scratch {
             self.grant(id, taken, 1);
         }
         let confirm = prices.confirm(awaited.bytes);

@@ -98,6 +98,7 @@ impl Grant {
     }
 
     /// Within the access that names both.
+    #[inline]
     fn is_current(&self, tables: &PeerTables) -> bool {
         tables.are_current((self.path.target, self.qp), (self.rkey, self.region))
     }

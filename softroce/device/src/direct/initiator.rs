@@ -43,6 +43,7 @@ impl DirectPeers {
         self.peers.is_empty()
     }
 
+    #[inline]
     fn get_mut(&mut self, link: LinkId) -> Option<(&mut Grants, &mut Peer)> {
         let peer = self.peers.get_mut(slot_of(link))?.as_mut();
         Some((&mut self.grants, peer.filter(|peer| peer.link == link)?))
@@ -166,6 +167,7 @@ fn locate_empty(tables: &PeerTables, path: &DirectPath, me: LinkId, right: Remot
 
 impl Initiator<'_> {
     /// Whether all local elements may be accessed, and are memory of the CPU's.
+    #[inline]
     fn permits_local(&self, path: &DirectPath, payload: Payload<'_>, write: bool) -> bool {
         match payload {
             Payload::Inline(_) => true,

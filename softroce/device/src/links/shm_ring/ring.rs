@@ -27,6 +27,7 @@ macro_rules! word {
                 self.load(ordering)
             }
 
+            #[inline]
             fn store(&self, value: u64, ordering: Ordering) {
                 self.store(value, ordering);
             }

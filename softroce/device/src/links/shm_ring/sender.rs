@@ -437,6 +437,7 @@ impl Sender {
 
     /// Where this process names its direct accesses to the receiver's memory, if that has
     /// [enabled](super::Receiver::enable_direct) them.
+    #[inline]
     pub(crate) fn access_word(&self) -> Option<&AtomicU64> {
         let enabled = self.capabilities().contains(Capabilities::DIRECT);
         enabled.then(|| self.map.field(Field::Access))
