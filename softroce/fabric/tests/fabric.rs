@@ -131,8 +131,8 @@ fn the_model_has_the_published_fixed_point() {
     }
 }
 
-/// Of the controller alone the fixed point is the model's, if its notification point is the paper's.
-/// The engine's, which answers fewer marks, needs more of them: this is why its queue is longer.
+/// Of the controller alone the fixed point is the model's, if its notification point is the
+/// paper's. The engine's, which answers fewer marks, needs more: this is why its queue is longer.
 #[test]
 fn the_controller_alone_is_at_the_models_fixed_point_by_the_papers_notification_point() {
     for flows in [2, 4, 8, 10] {

@@ -1,6 +1,6 @@
 //! DCQCN at its fixed point: N flows of one switch to one host at 40 Gb/s, with the parameters of
-//! its paper, beside what the fluid model of its authors predicts and beside the controller alone at
-//! a constant probability of marks.
+//! its paper, beside what the fluid model of its authors predicts and beside the controller alone
+//! at a constant probability of marks.
 
 use std::time::Duration;
 
