@@ -225,8 +225,8 @@ impl<'c, B> Call<'c, B> {
 
     /// As [`wait`](Self::wait), for callers that hold the lock of an interpreter: only a short
     /// operation that repeats an earlier one runs here, for some ten microseconds and without
-    /// waiting for another thread. If it takes longer, `detached` is called with the rest: it releases the
-    /// lock, calls the rest, and takes the lock again.
+    /// waiting for another thread. If it takes longer, `detached` is called with the rest: it
+    /// releases the lock, calls the rest, and takes the lock again.
     ///
     /// The rest calls `between` whenever this thread would yield the CPU or sleep: after about a
     /// millisecond without progress, then at least every 200 µs. It may
