@@ -132,8 +132,8 @@ fn short(
         None => moved <= most,
     };
     let area = options.sizes.unwrap_or_default().small;
-    let blocks = |threads, most| sharing.blocks(threads, most);
-    small::LaunchShape::within(&blocks, collective, ranks, (bytes, area), two_steps).filter(|_| is_short)
+    let blocks = sharing.blocks(small::MAX_BLOCKS);
+    small::LaunchShape::within(blocks, collective, ranks, (bytes, area), two_steps).filter(|_| is_short)
 }
 
 fn split(
@@ -233,7 +233,7 @@ fn kernel(
     let cut = if ll {
         let threads = if message < 4096 { 128 } else { MAX_THREADS };
         LaunchShape {
-            blocks: sharing.blocks(threads, message.div_ceil(4096).clamp(1, 16) as u32),
+            blocks: sharing.blocks(message.div_ceil(4096).clamp(1, 16) as u32),
             threads,
             slice: 4096,
             ll,
@@ -247,7 +247,7 @@ fn kernel(
             64
         };
         let blocks = options.blocks.unwrap_or(message.div_ceil(4096).clamp(1, most) as u32);
-        let blocks = sharing.blocks(MAX_THREADS, blocks);
+        let blocks = sharing.blocks(blocks);
         let share = message / u64::from(blocks);
         let longest = match options.blocks.filter(|_| !registered) {
             Some(_) => (SLICE * SLICED_BLOCKS / u64::from(blocks)).max(SLICE),
@@ -421,10 +421,10 @@ mod tests {
         assert!(matches!(choice, Choice::Split(..)), "{choice:?}");
     }
 
-    /// Those of two communicators at once, whatever the options say.
+    /// Those of two communicators at once, whatever the options say, and a multiprocessor each.
     #[test]
     fn the_thread_blocks_of_all_ranks_fit_the_gpu_that_they_share() {
-        let room = 132 * 512 / 2;
+        let room = 132 / 2;
         for ranks in [2u32, 3, 4, 8, 16] {
             let sharing = on_one_gpu(ranks as usize);
             for blocks in [None, Some(32), Some(256)] {
@@ -435,14 +435,14 @@ mod tests {
                 for &collective in Collective::ALL {
                     for count in (0..33).map(|power| 1 << power).chain([100, 70_000, 600_000]) {
                         let given = (DataType::Bf16, count, true);
-                        let threads = match Choice::new(&options, (ranks, &sharing), collective, given, true) {
-                            Choice::Small(cut) => cut.block_threads(),
-                            Choice::Kernel(_, cut) | Choice::Split(.., (_, cut)) => cut.blocks * cut.threads,
+                        let launched = match Choice::new(&options, (ranks, &sharing), collective, given, true) {
+                            Choice::Small(cut) => cut.blocks(),
+                            Choice::Kernel(_, cut) | Choice::Split(.., (_, cut)) => cut.blocks,
                             Choice::Copies(..) => 0,
                         };
                         assert!(
-                            threads * ranks <= room,
-                            "{threads} threads of {ranks} ranks: {collective} of {count}, {blocks:?}"
+                            launched * ranks < room,
+                            "{launched} blocks of {ranks} ranks: {collective} of {count}, {blocks:?}"
                         );
                     }
                 }

@@ -357,7 +357,7 @@ impl GpuCommunicator {
         staged: impl FnOnce() -> StagedOperation,
         stream: &Stream,
     ) -> Result<(), GpuError> {
-        let stages = self.stages_some();
+        let stages = self.stages_groups();
         self.refuse_capture(stages, stream)?;
         self.enqueue_in_order(group.collective(), stream, |state, _| {
             match (&self.path, &state.kernels) {

@@ -16,7 +16,7 @@ use super::kernel::{KernelExecutor, Operation as Launched, Plan};
 use super::lower::LowerError;
 use super::options::GpuOptions;
 use super::peers::{MAX_PEERS, Peers};
-use super::program::{Function, LaunchShape, MAX_BLOCKS, MAX_THREADS};
+use super::program::{Function, LaunchShape, MAX_BLOCKS};
 use super::sharing::Sharing;
 use super::small::{self, SmallExecutor};
 use crate::algorithm::Algorithm;
@@ -61,9 +61,9 @@ impl Kernels {
         let lines = choice::may_use_lines(options, arenas.len() as u32);
         // FIFOs are for as many blocks as there may be, so that their slots are as large as
         // possible.
-        let blocks = sharing.blocks(MAX_THREADS, options.blocks.unwrap_or(MAX_BLOCKS / 2));
+        let blocks = sharing.blocks(options.blocks.unwrap_or(MAX_BLOCKS / 2));
         let threads = sharing.exchange_threads(arenas.len() as u32);
-        let exchange_blocks = sharing.blocks(threads, options.blocks.unwrap_or(MAX_BLOCKS));
+        let exchange_blocks = sharing.blocks(options.blocks.unwrap_or(MAX_BLOCKS));
         Ok(Self {
             small: SmallExecutor::new(kernels, rank, arenas.clone(), areas, stop)?,
             exchange: ExchangeExecutor::new(kernels, &peers, arenas.clone(), stop, (exchange_blocks, threads))?,

@@ -2,9 +2,10 @@
 //!
 //! The thread blocks of a kernel wait for those of other ranks, so on one GPU the blocks of all its
 //! ranks must be resident together, and those of a second communicator beside them. A
-//! multiprocessor has room for a block of 512 threads of any kernel (up to 128 registers each), and
-//! as smaller blocks wait for no more room than they have threads, each launch has at most its
-//! share of all multiprocessors' threads.
+//! multiprocessor has room for a block of 512 threads of any kernel (up to 128 registers each). So
+//! a launch has at most as many blocks as its rank has multiprocessors, however few threads they
+//! have. Some multiprocessors are no rank's: a rank that is late may need kernels of the program
+//! first, and a multiprocessor with waiting blocks on it may take no block of another kernel.
 //!
 //! That is of no use to contexts that are not executed concurrently: a GPU time-slices those of
 //! different processes, some 2 ms each, unless they are clients of one MPS daemon. Then no kernel
@@ -26,6 +27,8 @@ use super::error::GpuError;
 const BLOCK: u32 = 512;
 /// Communicators whose operations may be executed at once.
 const CONCURRENT: u32 = 2;
+/// Multiprocessors without a waiting block, at least.
+const LEFT: u32 = 4;
 /// Thread block sizes of sends and receives, of which each peer needs two blocks.
 const EXCHANGE_THREADS: [u32; 5] = [512, 256, 128, 64, 32];
 /// The variable with the number of ranks on each GPU.
@@ -66,8 +69,10 @@ pub(super) struct Sharing {
     pub(super) ranks: u32,
     /// Whether contexts of a GPU are time-sliced, or too many ranks share it: kernels may not wait.
     pub(super) is_time_sliced: bool,
-    /// Threads that a launch may have; `None` where no GPU is shared.
-    threads: Option<u32>,
+    /// Thread blocks that a launch may have; `None` where no GPU is shared.
+    blocks: Option<u32>,
+    /// Whether all queues of sends and receives may have blocks that wait.
+    pub(super) exchanges: bool,
 }
 
 impl GpuOffer {
@@ -162,31 +167,34 @@ impl Sharing {
         }
         let found: BTreeMap<_, _> = by_gpu.iter().map(|(uuid, offers)| (*uuid, together(offers))).collect();
         let shared = || found.iter().filter(|(_, known)| known.ranks > 1);
-        let share = |(uuid, known): (&[u8; 16], &Known)| {
+        // For all ranks of a GPU.
+        let room = |uuid: &[u8; 16]| {
             let multiprocessors = by_gpu[uuid].iter().map(|offer| offer.multiprocessors).min();
-            multiprocessors.unwrap_or(0) / (known.ranks * CONCURRENT) * BLOCK
+            multiprocessors.unwrap_or(0).saturating_sub(LEFT)
         };
-        let threads = shared().map(share).min();
+        let blocks = shared()
+            .map(|(uuid, known)| room(uuid) / (known.ranks * CONCURRENT))
+            .min();
         let queues = exchange_queues(offers.len() as u32);
-        let is_too_little = threads.is_some_and(|threads| threads < BLOCK.max(queues * EXCHANGE_THREADS[4]));
         let sharing = Self {
             ranks: found.values().map(|known| known.ranks).max().unwrap_or(1),
-            is_time_sliced: is_too_little || shared().any(|(_, known)| known.is_time_sliced),
-            threads,
+            is_time_sliced: blocks == Some(0) || shared().any(|(_, known)| known.is_time_sliced),
+            blocks,
+            exchanges: shared().all(|(uuid, known)| queues * known.ranks <= room(uuid)),
         };
         (sharing, found)
     }
 
     /// Thread blocks of a launch, at most.
-    pub(super) fn blocks(&self, threads: u32, most: u32) -> u32 {
-        self.threads.map_or(most, |all| most.min(all / threads).max(1))
+    pub(super) fn blocks(&self, most: u32) -> u32 {
+        self.blocks.map_or(most, |all| most.min(all).max(1))
     }
 
     /// Threads of a thread block of sends and receives with this many peers.
     pub(super) fn exchange_threads(&self, ranks: u32) -> u32 {
         let [most, .., least] = EXCHANGE_THREADS;
-        let Some(all) = self.threads else { return most };
-        let fits = |threads: &u32| exchange_queues(ranks) * threads <= all;
+        let Some(all) = self.blocks else { return most };
+        let fits = |threads: &u32| exchange_queues(ranks) * threads <= all * BLOCK;
         EXCHANGE_THREADS.into_iter().find(fits).unwrap_or(least)
     }
 }
@@ -234,24 +242,30 @@ pub(super) mod tests {
 
     #[test]
     fn the_shares_of_two_communicators_fit_one_gpu() {
-        assert_eq!(on_one_gpu(1).blocks(512, 256), 256, "not shared");
+        assert_eq!(on_one_gpu(1).blocks(256), 256, "not shared");
         for ranks in 2..=16 {
             let sharing = on_one_gpu(ranks as usize);
             assert!(!sharing.is_time_sliced, "{ranks}");
-            for threads in [32, 96, 128, 512] {
-                let resident = sharing.blocks(threads, u32::MAX) * threads * ranks * CONCURRENT;
-                assert!(resident <= 132 * BLOCK, "{ranks} ranks, blocks of {threads}");
-            }
+            assert!(
+                sharing.blocks(u32::MAX) * ranks * CONCURRENT <= 132 - LEFT,
+                "{ranks} ranks"
+            );
             let threads = sharing.exchange_threads(ranks);
             assert!(
                 exchange_queues(ranks) * threads * ranks * CONCURRENT <= 132 * BLOCK,
                 "{ranks}"
             );
+            assert_eq!(
+                sharing.exchanges,
+                exchange_queues(ranks) * ranks <= 132 - LEFT,
+                "{ranks} ranks"
+            );
         }
         assert_eq!(
-            [2, 4, 8, 16].map(|ranks| on_one_gpu(ranks as usize).blocks(512, 128)),
-            [33, 16, 8, 4]
+            [2, 4, 8, 16].map(|ranks| on_one_gpu(ranks as usize).blocks(128)),
+            [32, 16, 8, 4]
         );
+        assert_eq!([1, 8, 9].map(|ranks| on_one_gpu(ranks).exchanges), [true, true, false]);
     }
 
     #[test]
@@ -273,10 +287,10 @@ pub(super) mod tests {
     #[test]
     fn ranks_of_other_communicators_count() {
         let mut offers = [offer(0, Concurrency::Mps(1, 2)), offer(1, Concurrency::Mps(1, 2))];
-        assert_eq!(Sharing::of(&offers).0.threads, None);
+        assert_eq!(Sharing::of(&offers).0.blocks, None);
         offers[1].as_mut().unwrap().known.ranks = 4;
         let (sharing, _) = Sharing::of(&offers);
-        assert_eq!((sharing.ranks, sharing.blocks(512, 128)), (4, 16));
+        assert_eq!((sharing.ranks, sharing.blocks(128)), (4, 16));
         offers[1].as_mut().unwrap().known.is_time_sliced = true;
         assert!(Sharing::of(&offers).0.is_time_sliced);
     }
@@ -288,9 +302,9 @@ pub(super) mod tests {
             offer.as_mut().unwrap().multiprocessors = multiprocessors;
             Sharing::of(&vec![offer; ranks]).0
         };
-        assert!(!of(16, 8).is_time_sliced, "a block each");
+        assert!(!of(20, 8).is_time_sliced, "a block each");
         assert!(
-            of(16, 16).is_time_sliced && of(14, 8).is_time_sliced,
+            of(20, 16).is_time_sliced && of(18, 8).is_time_sliced,
             "less than a block each"
         );
     }

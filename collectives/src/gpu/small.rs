@@ -158,12 +158,12 @@ impl LaunchShape {
     /// or a broadcast to more than one rank, may take two steps.
     #[must_use]
     pub fn new(collective: Collective, ranks: u32, bytes: u64, area: usize, two_steps: bool) -> Option<Self> {
-        Self::within(&|_, most| most, collective, ranks, (bytes, area), two_steps)
+        Self::within(MAX_BLOCKS, collective, ranks, (bytes, area), two_steps)
     }
 
-    /// The same with as many thread blocks as `blocks` allows, by their threads, of a maximum.
+    /// The same with so many thread blocks at most.
     pub(super) fn within(
-        blocks: &dyn Fn(u32, u32) -> u32,
+        blocks: u32,
         collective: Collective,
         ranks: u32,
         (bytes, area): (u64, usize),
@@ -176,7 +176,7 @@ impl LaunchShape {
         };
         // One line per thread while there are enough blocks: smaller blocks start sooner.
         let lines = bytes.div_ceil(u64::from(LL_DATA_BYTES * parts.max(1)));
-        let most: &[u32] = match lines {
+        let most: &[u32] = match lines.saturating_mul(MAX_BLOCKS.into()) / u64::from(blocks) {
             0..=0x1000 => &[128],
             0x1001..=0x4000 => &[256, 128],
             _ => &[512, 256, 128],
@@ -186,13 +186,7 @@ impl LaunchShape {
     }
 
     /// Takes two steps if `parts` is more than one; blocks have at most `most_threads` threads.
-    fn with(
-        most_blocks: &dyn Fn(u32, u32) -> u32,
-        ranks: u32,
-        (bytes, area): (u64, usize),
-        parts: u32,
-        most_threads: u32,
-    ) -> Option<Self> {
+    fn with(most_blocks: u32, ranks: u32, (bytes, area): (u64, usize), parts: u32, most_threads: u32) -> Option<Self> {
         if ranks as usize > MAX_PEERS {
             return None;
         }
@@ -201,7 +195,7 @@ impl LaunchShape {
         let two_steps = parts > 1;
         let each = lines.div_ceil(parts.max(1));
         let threads = each.checked_next_multiple_of(32)?.min(most_threads);
-        let share = each.min(threads * each.div_ceil(most_blocks(threads, MAX_BLOCKS) * threads));
+        let share = each.min(threads * each.div_ceil(most_blocks * threads));
         let blocks = each.div_ceil(share);
         // Every block needs data of every part: it signals that the other rank has started.
         if two_steps && u64::from(lines) <= u64::from(parts - 1) * u64::from(each) + u64::from((blocks - 1) * share) {
@@ -216,10 +210,9 @@ impl LaunchShape {
         })
     }
 
-    /// Threads of all its blocks.
     #[cfg(test)]
-    pub(super) fn block_threads(&self) -> u32 {
-        self.blocks * self.threads
+    pub(super) fn blocks(&self) -> u32 {
+        self.blocks
     }
 
     /// The corresponding algorithm.

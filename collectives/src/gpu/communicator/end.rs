@@ -24,7 +24,7 @@ impl GpuCommunicator {
     /// As [`destroy`](Self::destroy).
     #[doc(alias = "ncclCommDestroy")]
     pub fn leave(self) -> Result<(), GpuError> {
-        match self.peers().is_some() && !self.stages_some() {
+        match self.peers().is_some() && !self.stages_groups() {
             true => self.end(Communicator::leave_at_once),
             false => self.end(|comm| {
                 drop(comm);

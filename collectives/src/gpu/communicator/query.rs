@@ -56,7 +56,7 @@ impl GpuCommunicator {
             return (Executor::Staged, None);
         }
         if collective == Collective::AllToAllV {
-            return match self.stages_some() {
+            return match self.stages_groups() {
                 true => (Executor::Staged, None),
                 false => (Executor::Kernel, Some(Algorithm::FullMesh)),
             };
@@ -92,6 +92,11 @@ impl GpuCommunicator {
         self.sharing.is_time_sliced && self.options.executor.is_none()
     }
 
+    /// Whether groups go through host memory.
+    pub(super) fn stages_groups(&self) -> bool {
+        (self.sharing.is_time_sliced || !self.sharing.exchanges) && self.options.executor.is_none()
+    }
+
     /// The ranks' mapped memory and kernels, for kernels that wait for other ranks; or why none
     /// may.
     pub(in crate::gpu) fn waiting_kernels(&self) -> Result<(&Arc<Peers>, &CollectiveKernels), String> {
@@ -107,8 +112,8 @@ impl GpuCommunicator {
 
     /// Thread blocks of a launch of kernels that wait for other ranks: `usual` ones, unless options
     /// or the sharing of a GPU say otherwise. The same on all ranks.
-    pub(in crate::gpu) fn blocks(&self, threads: u32, usual: u32) -> u32 {
-        self.sharing.blocks(threads, self.options.blocks.unwrap_or(usual))
+    pub(in crate::gpu) fn blocks(&self, usual: u32) -> u32 {
+        self.sharing.blocks(self.options.blocks.unwrap_or(usual))
     }
 
     /// Why operations are staged through host memory, if they are: the same on all ranks.

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use doorbell_cuda::{Event, HostMemory, Memory as _, Span, Stream};
 
 use self::arguments::{MAX_BLOCKS, MAX_CELLS, MAX_EXPERTS};
-use self::executor::{BLOCKS, Executor, Step, THREADS, Work};
+use self::executor::{BLOCKS, Executor, Step, Work};
 use self::memory::{Own, Window};
 use super::communicator::GpuCommunicator;
 use super::error::GpuError;
@@ -120,7 +120,7 @@ impl GpuCommunicator {
         let own = own.inspect_err(|error| self.abort(&format!("it cannot make a layer of experts: {error}")));
         let (kernels, window, memory, counts) = own?;
         let mapped = self.map(peers, &window)?.map_err(refused)?;
-        let blocks = self.blocks(THREADS, BLOCKS).min(MAX_BLOCKS);
+        let blocks = self.blocks(BLOCKS).min(MAX_BLOCKS);
         Ok(GpuExpertParallel {
             comm: self,
             peers: Arc::clone(peers),
