@@ -8,7 +8,7 @@ use doorbell_collectives::gpu::{Executor, GpuCommunicator, GpuMessage, GpuOption
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::Case;
 use doorbell_collectives::{DataType, Options, Rank, ReduceOp};
-use doorbell_cuda::{Attribute, CaptureMode, Memory as _, Stream};
+use doorbell_cuda::{Attribute, CaptureMode, DeviceMemory, Memory as _, Stream, reduce};
 use doorbell_cuda_standin::{ExecutionMode, Standin};
 
 use crate::gpus::{Buffers, call, once};
@@ -126,6 +126,56 @@ fn thread_blocks_of_eight_ranks_are_resident_together() {
 #[test]
 fn thread_blocks_of_sixteen_ranks_are_resident_together() {
     all_are_resident(16, &[20_000]);
+}
+
+/// Before the operation it executes kernels of the program, while the blocks of the others wait.
+#[test]
+fn a_late_rank_finds_room_for_kernels_of_the_program() {
+    const RANKS: u32 = 8;
+    let standin = one_gpu(132);
+    let others = Barrier::new(RANKS as usize);
+    let mut options = options();
+    options.sizes.as_mut().unwrap().small = Sizes::default().small;
+    ranks(standin.driver().unwrap(), RANKS, &options, |gpu| {
+        let stream = Stream::new(gpu.context()).unwrap();
+        let case = Case {
+            collective: Collective::AllReduce,
+            ranks: RANKS,
+            root: Rank(0),
+            count: 4800,
+        };
+        let (executor, _) = gpu.selection(case.collective, DataType::I32, case.count as usize, false);
+        assert_eq!(executor, Executor::Small);
+        let is_late = gpu.rank() == Rank(RANKS - 1);
+        let buffers = Buffers::new::<i32>(gpu.context(), &case, gpu.rank(), false);
+        buffers.fill::<i32>(gpu.rank(), 7, &stream);
+        let reducer = reduce::Reducer::new(gpu.context());
+        let own = DeviceMemory::alloc(gpu.context(), 64).unwrap();
+        let run = || {
+            let (data, operator) = (reduce::DataType::I32, reduce::Operator::Sum);
+            let into = (reduce::OperandKind::Element, own.all());
+            let sources = [reduce::Source::elements(own.all())];
+            reducer.reduce(&stream, data, operator, &sources, into).unwrap();
+            stream.synchronize().unwrap();
+        };
+        run();
+        let call = call::<i32, _>(&buffers, &case, ReduceOp::Sum, gpu.rank());
+        if !is_late {
+            gpu.enqueue(&call, &stream).unwrap();
+        }
+        others.wait();
+        if is_late {
+            for _ in 0..50 {
+                run();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            gpu.enqueue(&call, &stream).unwrap();
+        }
+        let wrong = case.count_wrong(ReduceOp::Sum, gpu.rank(), 7, &buffers.read::<i32>(&stream));
+        assert_eq!(wrong, 0);
+        gpu.destroy().unwrap();
+    });
+    standin.assert_nothing_left("a late rank");
 }
 
 /// As many as would be resident on a larger GPU: none of the ranks has room for its first one

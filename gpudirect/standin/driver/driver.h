@@ -61,7 +61,7 @@ constexpr size_t DEVICE_MEMORY = size_t(1) << 30;
 constexpr std::chrono::seconds PATIENCE(120), PATIENCE_LAZY(20);
 constexpr int MULTIPROCESSORS = 132;
 // Those of resident blocks: registers suffice for as many where a kernel uses up to 128.
-constexpr int THREADS_PER_MULTIPROCESSOR = 512;
+constexpr unsigned THREADS_PER_MULTIPROCESSOR = 512;
 
 enum class Mode {
     // When something waits for it, and only what that needs: as late and unordered as possible.

@@ -107,30 +107,52 @@ struct GivenUp {
 thread_local std::chrono::steady_clock::time_point begun;
 thread_local unsigned rests;
 
-// The threads of this process's blocks that are resident on a device.
-int resident[MOST_DEVICES];
+// The threads of this process's blocks that are resident on a multiprocessor. They are of one kernel:
+// a GPU may divide a multiprocessor's memory otherwise for another, and does so when it is idle.
+struct Multiprocessor {
+    const Kernel *kernel;
+    unsigned threads;
+};
+std::vector<Multiprocessor> resident[MOST_DEVICES];
 
+// A block.
 class Resident {
     const Launch &launch;
+    size_t place = 0;
+
+    // Finds an idle multiprocessor, or one with room beside blocks of the same kernel.
+    bool find_place() {
+        auto &all = resident[launch.device];
+        const size_t count = size_t(multiprocessors());
+        if (all.size() < count) all.resize(count);
+        for (bool idle : {true, false}) {
+            for (place = 0; place < count; place++) {
+                const auto &one = all[place];
+                const bool fits = one.kernel == launch.kernel && one.threads + launch.threads <= THREADS_PER_MULTIPROCESSOR;
+                if (idle ? one.threads == 0 : fits) return true;
+            }
+        }
+        return false;
+    }
 
 public:
     // Waits for room.
     explicit Resident(const Launch &launch) : launch(launch) {
         if (launch.device < 0) return;
         Held held(lock);
-        auto fits = [&] { return lost || resident[launch.device] + int(launch.threads) <= multiprocessors() * THREADS_PER_MULTIPROCESSOR; };
-        if (!changed.wait_for(held, PATIENCE, fits)) {
+        if (!changed.wait_for(held, PATIENCE, [&] { return lost || find_place(); })) {
             fprintf(stderr, "stand-in for a GPU: a thread block has waited for too long to be resident\n");
             throw GivenUp{LAUNCH_TIMEOUT};
         }
         if (lost) throw GivenUp{lost};
-        resident[launch.device] += int(launch.threads);
+        auto &one = resident[launch.device][place];
+        one = {launch.kernel, one.threads + launch.threads};
     }
 
     ~Resident() {
         if (launch.device < 0) return;
         Held held(lock);
-        resident[launch.device] -= int(launch.threads);
+        resident[launch.device][place].threads -= launch.threads;
         changed.notify_all();
     }
 };
@@ -166,17 +188,20 @@ Status standin::run_kernel(const Launch &launch) {
     std::vector<void *> arguments;
     for (auto &argument : launch.arguments) arguments.push_back(const_cast<uint64_t *>(argument.data()));
     gridDim = {launch.blocks, 1, 1};
-    if (launch.kernel->apart) {
-        blockDim = {launch.threads, 1, 1};
-        for (unsigned block = launch.blocks; block-- > 0;) {
-            for (unsigned thread = launch.threads; thread-- > 0;) {
-                blockIdx = {block, 0, 0};
-                threadIdx = {thread, 0, 0};
-                launch.kernel->run(arguments.data());
+    if (launch.kernel->apart) try {
+            const Resident room(launch);
+            blockDim = {launch.threads, 1, 1};
+            for (unsigned block = launch.blocks; block-- > 0;) {
+                for (unsigned thread = launch.threads; thread-- > 0;) {
+                    blockIdx = {block, 0, 0};
+                    threadIdx = {thread, 0, 0};
+                    launch.kernel->run(arguments.data());
+                }
             }
+            return OK;
+        } catch (const GivenUp &given_up) {
+            return given_up.code;
         }
-        return OK;
-    }
     std::atomic<Status> code = OK;
     auto run = [&](unsigned block) {
         gridDim = {launch.blocks, 1, 1};

@@ -8,10 +8,10 @@
 //! - Kernels are compiled for the CPU from `gpudirect/cuda/kernels` (see `host.cuh` there); the
 //!   loaded PTX determines which exist.
 //!
-//! - Thread blocks that may wait are resident together as far as multiprocessors
-//!   ([`Attribute::MultiprocessorCount`](doorbell_cuda::Attribute), 132) have room for a block of
-//!   512 threads each; others wait for room. In one process: other processes have room of their
-//!   own.
+//! - Thread blocks are resident together as far as multiprocessors
+//!   ([`Attribute::MultiprocessorCount`](doorbell_cuda::Attribute), 132) have room for 512 threads
+//!   of one kernel each; others wait for room. A kernel whose threads do not wait is one block. In
+//!   one process: other processes have room of their own.
 //!
 //! It does not model timing, a GPU's weaker memory order, or peers' visibility of writes without
 //! synchronization.
