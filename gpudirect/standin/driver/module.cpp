@@ -119,6 +119,7 @@ std::vector<Multiprocessor> resident[MOST_DEVICES];
 class Resident {
     const Launch &launch;
     size_t place = 0;
+    bool is_placed = false;
 
     // Finds an idle multiprocessor, or one with room beside blocks of the same kernel.
     bool find_place() {
@@ -140,6 +141,9 @@ public:
     explicit Resident(const Launch &launch) : launch(launch) {
         if (launch.device < 0) return;
         Held held(lock);
+        // Without multiprocessors only kernels that may wait find no place.
+        if (launch.kernel->apart && !multiprocessors()) return;
+        is_placed = true;
         if (!changed.wait_for(held, PATIENCE, [&] { return lost || find_place(); })) {
             fprintf(stderr, "stand-in for a GPU: a thread block has waited for too long to be resident\n");
             throw GivenUp{LAUNCH_TIMEOUT};
@@ -150,7 +154,7 @@ public:
     }
 
     ~Resident() {
-        if (launch.device < 0) return;
+        if (!is_placed) return;
         Held held(lock);
         resident[launch.device][place].threads -= launch.threads;
         changed.notify_all();
