@@ -109,13 +109,14 @@ impl StrandRunner {
         };
         let slice = op.ready.only_slice.as_ref()?.get(self.strand as usize)?;
         let action = slice.actions.get(self.execution.action as usize)?;
-        match action.work {
-            Work::Recv { from, .. } | Work::RecvReduce { from, .. } if self.pending.is_empty() => {
-                let link = links.get(from.index())?.as_ref()?;
-                Some(link.await_lines(lines, action.len, LINE_POLLS))
-            }
-            _ => None,
+        let (Work::Recv { from, .. } | Work::RecvReduce { from, .. }) = action.work else {
+            return None;
+        };
+        if !self.pending.is_empty() {
+            return None;
         }
+        let link = links.get(from.index())?.as_ref()?;
+        Some(link.await_lines(lines, action.len, LINE_POLLS))
     }
 
     #[inline(always)]
