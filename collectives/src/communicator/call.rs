@@ -224,7 +224,7 @@ impl<'c, B> Call<'c, B> {
     }
 
     /// As [`wait`](Self::wait), for callers that hold the lock of an interpreter: only a short
-    /// operation that repeats an earlier one runs here, for some ten microseconds and without
+    /// operation that repeats an earlier one runs here, for some tens of microseconds and without
     /// waiting for another thread. If it takes longer, `detached` is called with the rest: it
     /// releases the lock, calls the rest, and takes the lock again.
     ///

@@ -7,8 +7,8 @@ use super::operation::{ActiveOperation, Data, Ticket};
 use super::{Engine, Failed, drive_runners};
 use crate::kernel::Op;
 
-/// Idle steps until a cached operation is queued as any other: some ten microseconds; fewer where
-/// the processor is yielded earlier.
+/// Idle steps until a cached operation is queued as any other: some tens of microseconds; fewer
+/// where the processor is yielded earlier.
 const MAX_IDLE_TURNS: u32 = 200;
 /// Idle steps per poll of the completion queue; stores into the mailbox are seen without it.
 const CQ_POLL_INTERVAL: u32 = 2;

@@ -28,7 +28,7 @@ const BLOCK: u32 = 512;
 /// Communicators whose operations may be executed at once.
 const CONCURRENT: u32 = 2;
 /// Multiprocessors without a waiting block, at least.
-const LEFT: u32 = 4;
+const UNOCCUPIED: u32 = 4;
 /// Thread block sizes of sends and receives, of which each peer needs two blocks.
 const EXCHANGE_THREADS: [u32; 5] = [512, 256, 128, 64, 32];
 /// The variable with the number of ranks on each GPU.
@@ -72,7 +72,7 @@ pub(super) struct Sharing {
     /// Thread blocks that a launch may have; `None` where no GPU is shared.
     blocks: Option<u32>,
     /// Whether all queues of sends and receives may have blocks that wait.
-    pub(super) exchanges: bool,
+    pub(super) has_room_for_exchanges: bool,
 }
 
 impl GpuOffer {
@@ -170,7 +170,7 @@ impl Sharing {
         // For all ranks of a GPU.
         let room = |uuid: &[u8; 16]| {
             let multiprocessors = by_gpu[uuid].iter().map(|offer| offer.multiprocessors).min();
-            multiprocessors.unwrap_or(0).saturating_sub(LEFT)
+            multiprocessors.unwrap_or(0).saturating_sub(UNOCCUPIED)
         };
         let blocks = shared()
             .map(|(uuid, known)| room(uuid) / (known.ranks * CONCURRENT))
@@ -180,7 +180,7 @@ impl Sharing {
             ranks: found.values().map(|known| known.ranks).max().unwrap_or(1),
             is_time_sliced: blocks == Some(0) || shared().any(|(_, known)| known.is_time_sliced),
             blocks,
-            exchanges: shared().all(|(uuid, known)| queues * known.ranks <= room(uuid)),
+            has_room_for_exchanges: shared().all(|(uuid, known)| queues * known.ranks <= room(uuid)),
         };
         (sharing, found)
     }
@@ -247,7 +247,7 @@ pub(super) mod tests {
             let sharing = on_one_gpu(ranks as usize);
             assert!(!sharing.is_time_sliced, "{ranks}");
             assert!(
-                sharing.blocks(u32::MAX) * ranks * CONCURRENT <= 132 - LEFT,
+                sharing.blocks(u32::MAX) * ranks * CONCURRENT <= 132 - UNOCCUPIED,
                 "{ranks} ranks"
             );
             let threads = sharing.exchange_threads(ranks);
@@ -256,8 +256,8 @@ pub(super) mod tests {
                 "{ranks}"
             );
             assert_eq!(
-                sharing.exchanges,
-                exchange_queues(ranks) * ranks <= 132 - LEFT,
+                sharing.has_room_for_exchanges,
+                exchange_queues(ranks) * ranks <= 132 - UNOCCUPIED,
                 "{ranks} ranks"
             );
         }
@@ -265,7 +265,10 @@ pub(super) mod tests {
             [2, 4, 8, 16].map(|ranks| on_one_gpu(ranks as usize).blocks(128)),
             [32, 16, 8, 4]
         );
-        assert_eq!([1, 8, 9].map(|ranks| on_one_gpu(ranks).exchanges), [true, true, false]);
+        assert_eq!(
+            [1, 8, 9].map(|ranks| on_one_gpu(ranks).has_room_for_exchanges),
+            [true, true, false]
+        );
     }
 
     #[test]

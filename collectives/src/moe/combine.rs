@@ -87,12 +87,14 @@ impl<'e> Combining<'e> {
         request.wait()?;
         check_lines(of)?;
         let at = of.in_window(held.dispatch) + of.areas.outputs;
-        // SAFETY: in the window and aligned; the outputs of all pairs for other ranks have arrived,
-        // and are not written before the dispatch is released.
+        // SAFETY: in the window, initialised as all of a segment, and aligned; the outputs of all
+        // pairs for other ranks have arrived, and ranks that keep the protocol do not write them
+        // before the dispatch is released. Any bytes are values of the type.
         let arrived = unsafe { core::slice::from_raw_parts(of.window_at(at).cast(), routing.pairs() * hidden) };
         let at = of.in_expert_outputs(held.dispatch);
-        // SAFETY: in that memory and aligned; `Received::with_outputs` has written the outputs, and
-        // nothing writes them before the dispatch is released.
+        // SAFETY: in that memory, initialised as all of a segment, and aligned; it is no part of
+        // the window, whose key alone peers are given, and this rank writes outputs only through
+        // the `Received` that combine has taken.
         let own = unsafe { core::slice::from_raw_parts(of.expert_outputs_at(at).cast(), of.options.rows() * hidden) };
         let outputs = Outputs {
             arrived,

@@ -12,10 +12,6 @@ use super::request::{Place, Request};
 use super::staging::Staging;
 use super::{Storage, sys};
 
-/// Reads of the page cache or of tmpfs from this length on are by threads of the kernel's. Shorter
-/// ones are done sooner than such a thread is awake.
-const BY_WORKER: usize = 256 << 10;
-
 /// Registers the blocks, so that the kernel pins their pages once: why not, in words. Works
 /// without.
 pub(super) fn register(queue: &mut Queue, staging: &Staging) -> Option<String> {
@@ -122,7 +118,6 @@ impl<'s> Batch<'s> {
             len: work.piece.len,
             offset: work.piece.start,
             staged: work.is_staged,
-            by_worker: !write && work.piece.len >= BY_WORKER && file.is_copied(),
             tag: block,
         };
         // SAFETY: a block has one user at a time, and a piece's own memory is borrowed by its

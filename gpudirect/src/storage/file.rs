@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, fallocate, fcntl};
-use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 
 use super::cufile::Handle;
 use super::error::{Action, StorageError};
@@ -31,8 +30,6 @@ pub struct File {
     direct: Result<Direct, String>,
     /// Why O_DIRECT was refused after it had been accepted by open(2).
     refused_later: OnceLock<String>,
-    /// It is on tmpfs, which has accepted O_DIRECT since Linux 6.6, and copies all the same.
-    is_in_memory: bool,
 }
 
 #[derive(Debug)]
@@ -115,10 +112,8 @@ impl File {
         // With it io_uring refuses what would wait for the disk.
         fcntl(&cached, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK)).map_err(|errno| failed(errno.into()))?;
         let direct = Direct::of(&cached, flags & OFlag::O_ACCMODE == OFlag::O_RDWR);
-        let is_in_memory = fstatfs(&cached).is_ok_and(|found| found.filesystem_type() == TMPFS_MAGIC);
         Ok(Self {
             path: path.to_owned(),
-            is_in_memory,
             cufile: OnceLock::new(),
             cufile_refused_later: OnceLock::new(),
             cached,
@@ -250,11 +245,6 @@ impl File {
                 len,
             }),
         }
-    }
-
-    /// Whether a processor copies what is read: from the page cache, or from a tmpfs.
-    pub(super) fn is_copied(&self) -> bool {
-        self.is_in_memory || self.buffered().is_some()
     }
 
     /// The descriptor for bytes that are aligned.

@@ -20,8 +20,6 @@ pub(super) struct Operation {
     pub(super) offset: u64,
     /// Whether the memory is within what [`Queue::register`] was given.
     pub(super) staged: bool,
-    /// By a thread of the kernel's, as a processor copies the bytes: several then do at once.
-    pub(super) by_worker: bool,
     pub(super) tag: usize,
 }
 
@@ -176,12 +174,7 @@ impl Ring {
             (false, false) => opcode::Read::new(fd, memory, len).offset(offset).build(),
             (true, false) => opcode::Write::new(fd, memory, len).offset(offset).build(),
         };
-        let flags = if operation.by_worker {
-            squeue::Flags::ASYNC
-        } else {
-            squeue::Flags::empty()
-        };
-        let entry = entry.flags(flags).user_data(operation.tag as u64);
+        let entry = entry.user_data(operation.tag as u64);
         // SAFETY: the caller of `start` promises that memory and descriptor stay until it is done.
         if unsafe { self.ring.submission().push(&entry) }.is_err() {
             self.enter(0)?;

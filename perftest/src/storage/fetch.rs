@@ -334,11 +334,7 @@ impl Inbox {
 }
 
 fn text(report: &Report) -> String {
-    let gpu = report
-        .gpu
-        .as_deref()
-        .map(|name| format!(" of {name}"))
-        .unwrap_or_default();
+    let gpu = table::of_gpu(report.gpu.as_deref());
     format!(
         "# {} bytes of {} from {}, {} ({}), {} memory{gpu}, {} rounds{}",
         report.bytes,

@@ -379,11 +379,7 @@ fn rows(subjects: &[Subject], rates: &[Vec<f64>], write: bool) -> Vec<Row> {
 }
 
 fn text(report: &Report) -> String {
-    let gpu = report
-        .gpu
-        .as_deref()
-        .map(|name| format!(" of {name}"))
-        .unwrap_or_default();
+    let gpu = table::of_gpu(report.gpu.as_deref());
     format!(
         "# {} bytes of {}, {} memory{gpu}, blocks of {} bytes, {} in flight, {} rounds\n{}{}",
         report.bytes,

@@ -31,6 +31,11 @@ pub(super) fn comparison(against: &'static str, rounds: &[f64], own: &[f64]) -> 
     Some(Comparison { against, ratio })
 }
 
+/// What follows the kind of memory in the first line.
+pub(super) fn of_gpu(gpu: Option<&str>) -> String {
+    gpu.map(|name| format!(" of {name}")).unwrap_or_default()
+}
+
 /// The table as lines of text, each after a line break.
 pub(super) fn lines(rows: &[Row]) -> String {
     let mut text = format!("\n{:<16} {:>14}  what it is", "#name", "rate[GB/s]");

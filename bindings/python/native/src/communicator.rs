@@ -109,10 +109,10 @@ impl Communicator {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Waits for an operation: for some ten microseconds with the interpreter, where it is short
-    /// and repeats an earlier one, as to release and take the interpreter is an eighth of a call;
-    /// and then without. A signal whose handler raises an exception aborts the communicator: what
-    /// peers read and write cannot be called back otherwise.
+    /// Waits for an operation: for some tens of microseconds with the interpreter, where it is
+    /// short and repeats an earlier one, as to release and take the interpreter is an eighth of a
+    /// call; and then without. A signal whose handler raises an exception aborts the communicator:
+    /// what peers read and write cannot be called back otherwise.
     fn wait<B>(
         &self,
         py: Python<'_>,

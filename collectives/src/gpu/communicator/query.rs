@@ -94,7 +94,7 @@ impl GpuCommunicator {
 
     /// Whether groups go through host memory.
     pub(super) fn stages_groups(&self) -> bool {
-        (self.sharing.is_time_sliced || !self.sharing.exchanges) && self.options.executor.is_none()
+        (self.sharing.is_time_sliced || !self.sharing.has_room_for_exchanges) && self.options.executor.is_none()
     }
 
     /// The ranks' mapped memory and kernels, for kernels that wait for other ranks; or why none
