@@ -61,9 +61,10 @@ struct Layer {
         return op.memories[of] + (kind == DISPATCH ? op.arrived : op.returned) + from * MOST_BLOCKS * 4;
     }
 
-    // One of the failures in the upper 8 bits, and a number in the lower 32.
+    // One of the failures in the upper 8 bits, and a number in the lower 32. What a failure leads to
+    // later is not reported.
     DOORBELL_INSIDE void report(uint64_t failure, uint32_t number) const {
-        store_relaxed<uint64_t>(op.report, failure << 56 | number);
+        if (load_acquire<uint64_t>(op.report) == 0) store_relaxed<uint64_t>(op.report, failure << 56 | number);
     }
 
     // Of a pair; op.experts if it has none.
@@ -359,8 +360,11 @@ struct Receiver : Layer {
         __syncthreads();
         if (stopped) return false;
         scan_values(sums, op.ranks * op.experts);
-        if (op.contiguous) bases();
+        // First: false counts also exceed the capacity.
         receives();
+        // Both use the ends.
+        __syncthreads();
+        if (op.contiguous) bases();
         return true;
     }
 
