@@ -95,7 +95,7 @@ impl Choice {
                 Self::Copies(algorithm, slice)
             }
             Executor::Kernel | Executor::Small | Executor::Split | Executor::Staged => {
-                let (algorithm, cut) = kernel(options, (ranks, sharing), collective, (bytes, whole), registered);
+                let (algorithm, cut) = kernel(options, (ranks, sharing), collective, (data, bytes, whole), registered);
                 Self::Kernel(algorithm, cut)
             }
         }
@@ -154,7 +154,7 @@ fn split(
         return None;
     }
     let (algorithm, slice) = copies(options, ranks, collective, first);
-    let (beside, cut) = kernel(options, (ranks, sharing), collective, (rest, rest), registered);
+    let (beside, cut) = kernel(options, (ranks, sharing), collective, (data, rest, rest), registered);
     let cut = LaunchShape {
         // Half of the multiprocessors suffice, and the others reduce for the copy engines.
         blocks: cut.blocks.min(options.blocks.unwrap_or(64)),
@@ -213,7 +213,7 @@ fn kernel(
     options: &GpuOptions,
     (ranks, sharing): (u32, &Sharing),
     collective: Collective,
-    (bytes, whole): (u64, u64),
+    (data, bytes, whole): (DataType, u64, u64),
     registered: bool,
 ) -> (Algorithm, LaunchShape) {
     let algorithm = match collective {
@@ -229,7 +229,12 @@ fn kernel(
         (Algorithm::FullMesh, Collective::AllReduce) => bytes.div_ceil(u64::from(ranks)),
         _ => bytes,
     };
-    let ll = message <= LL_MAX_BYTES && collective != Collective::Barrier && may_use_lines(options, ranks);
+    // Rings pass partial results on. Lines carry elements alone.
+    let has_wide_partials = algorithm == Algorithm::Ring && collective.reduces() && data.accumulator() != data;
+    let ll = message <= LL_MAX_BYTES
+        && collective != Collective::Barrier
+        && !has_wide_partials
+        && may_use_lines(options, ranks);
     let cut = if ll {
         let threads = if message < 4096 { 128 } else { MAX_THREADS };
         LaunchShape {

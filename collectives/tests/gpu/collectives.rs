@@ -127,6 +127,20 @@ fn every_operator<T: Number>(gpu: &GpuCommunicator, stream: &Stream) {
     }
 }
 
+/// Among more than eight ranks reductions are rings, which pass on partial results of `f32`.
+#[test]
+fn types_of_wider_partial_results_among_nine_ranks() {
+    let standin = Standin::load(ExecutionMode::Prompt);
+    ranks(standin.driver().unwrap(), 9, &by(Executor::Kernel), |gpu| {
+        let stream = Stream::new(gpu.context()).unwrap();
+        every_operator::<f16>(&gpu, &stream);
+        every_operator::<bf16>(&gpu, &stream);
+        every_operator::<F8E4M3>(&gpu, &stream);
+        gpu.destroy().unwrap();
+    });
+    standin.assert_nothing_left("communicators");
+}
+
 fn every_type_and_operator(executor: Executor) {
     let standin = Standin::load(ExecutionMode::Prompt);
     ranks(standin.driver().unwrap(), 3, &by(executor), |gpu| {
