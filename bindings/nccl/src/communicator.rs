@@ -23,9 +23,11 @@ use crate::{group, handles, unique_id};
 
 /// Thread blocks of a kernel, of which each takes a multiprocessor, where nothing says otherwise.
 const BLOCKS: u32 = 32;
-/// In all 153 MiB a communicator: FIFOs for slices of 64 KiB of as many blocks, four ranks.
-const FIFOS: usize = 32 << 20;
-const STAGING: usize = 64 << 20;
+/// In all 185 MiB a communicator: FIFOs for slices of 128 KiB of as many blocks, four ranks.
+const FIFOS: usize = 64 << 20;
+/// Slots of 256 KiB for four ranks: with 90 KiB a send takes 1.3 times as long (docs/RESULTS.md).
+const EXCHANGE: usize = 48 << 20;
+const STAGING: usize = 32 << 20;
 
 /// What a communicator is made of.
 pub(crate) struct Request {
@@ -312,6 +314,7 @@ pub(crate) fn meet(id: &bootstrap::UniqueId, rank: Rank, ranks: u32) -> Result<H
 fn gpu_options(config: &Config) -> Result<GpuOptions, Failure> {
     let mut options = GpuOptions::from_env()?;
     options.sizes.get_or_insert(Sizes {
+        exchange: EXCHANGE,
         fifos: FIFOS,
         staging: STAGING,
         ..Sizes::default()

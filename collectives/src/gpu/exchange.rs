@@ -1,5 +1,5 @@
 //! The executor of messages between pairs of ranks: one launch of a kernel, in which blocks of
-//! their own serve each peer and direction, as many as there are for the group.
+//! their own serve each peer and direction, more of them where there are more bytes.
 //! `gpudirect/cuda/kernels/exchange.cu` has the protocol; it uses the area [`Areas::exchange`].
 //!
 //! It executes no plan: the programs of [`lower`](super::lower) have the same slices on all ranks,
@@ -78,10 +78,51 @@ impl ExchangeLayout {
         }
     }
 
-    /// Blocks of each of so many queues, of which each serves about as many channels.
-    fn blocks_of(&self, queues: u32) -> u32 {
-        let most = (self.blocks / queues.max(1)).clamp(1, self.channels);
-        self.channels.div_ceil(self.channels.div_ceil(most))
+    /// Divides the thread blocks among queues by their bytes. Each has one; the next ones always go to
+    /// the queue that would end last, as many as let its blocks serve fewer channels each. The
+    /// other end of a queue may have another number.
+    fn divide(&self, queues: &mut [Queue]) {
+        queues.iter_mut().for_each(|queue| queue.blocks = 1);
+        let mut left = self.blocks.saturating_sub(queues.len() as u32);
+        while let Some(last) = queues.iter_mut().max_by_key(|queue| queue.longest()) {
+            let more = match last.rounds() {
+                1 => return,
+                rounds => last.channels.div_ceil(rounds - 1) - last.blocks,
+            };
+            match left.checked_sub(more) {
+                Some(rest) => left = rest,
+                None => return,
+            }
+            last.blocks += more;
+        }
+    }
+}
+
+/// The messages of one direction and peer.
+#[derive(Clone, Copy, Debug)]
+struct Queue {
+    kind: QueueKind,
+    peer: Rank,
+    /// The first message and the number of messages.
+    first: usize,
+    count: usize,
+    bytes: u64,
+    /// The channels that have a share of a message.
+    channels: u32,
+    blocks: u32,
+}
+
+impl Queue {
+    /// The channels that a block serves one after another.
+    fn rounds(&self) -> u32 {
+        self.channels.div_ceil(self.blocks)
+    }
+
+    /// The bytes of a block that serves most channels.
+    fn longest(&self) -> u64 {
+        self.bytes
+            .div_ceil(self.channels.into())
+            .saturating_mul(self.rounds().into())
     }
 }
 
@@ -122,6 +163,8 @@ doorbell_cuda::kernel_arguments! {
 
 // Within the limit of launch parameters.
 const _: () = assert!(size_of::<Arguments>() <= 4096);
+// Two queues for each peer, and the copies.
+const _: () = assert!(2 * (MAX_PEERS - 1) < MAX_QUEUES);
 
 /// The kernel's `Direction`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -197,11 +240,7 @@ impl ExchangeExecutor {
             return Err(group.misuse("the area for messages is too small for so many ranks".to_owned()));
         }
         let (rank, ranks) = (self.rank.0, self.arenas.len() as u32);
-        let peers = || (0..ranks).map(Rank).filter(|peer| *peer != self.rank);
-        let with = |direction| peers().filter(move |peer| group.of(direction, *peer).next().is_some());
-        let queues = with(Direction::Send).count() + with(Direction::Receive).count();
         let mut encoder = Encoder {
-            most: layout.blocks_of(queues as u32),
             arguments: Arguments {
                 version: VERSION,
                 stop: self.control,
@@ -217,9 +256,8 @@ impl ExchangeExecutor {
                 queues: [0; MAX_QUEUES],
                 messages: [[0; 2]; MAX_MESSAGES],
             },
-            queues: 0,
+            queues: Vec::with_capacity(MAX_QUEUES),
             messages: 0,
-            blocks: 0,
         };
         let too_many = || group.misuse(format!("a group has at most {MAX_MESSAGES} messages"));
         // Each rank begins with its successor, so that no rank is the first destination of all.
@@ -236,46 +274,61 @@ impl ExchangeExecutor {
         encoder
             .queue(QueueKind::Copy, self.rank, group.copies())
             .ok_or_else(too_many)?;
-        Ok((encoder.arguments, encoder.blocks))
+        Ok(encoder.end(layout))
     }
 }
 
 struct Encoder {
-    /// Maximum blocks of a queue of sends or receives.
-    most: u32,
     arguments: Arguments,
-    queues: usize,
+    queues: Vec<Queue>,
     messages: usize,
-    blocks: u32,
 }
 
 impl Encoder {
     /// Adds a queue, unless it has no messages; `None` if there are too many.
     fn queue<'a>(&mut self, kind: QueueKind, peer: Rank, memories: impl Iterator<Item = Span<'a>>) -> Option<()> {
-        let (first, mut units) = (self.messages, 1);
+        let (first, mut units, mut sum) = (self.messages, 1, 0_u64);
         for memory in memories {
             let bytes = memory.len() as u64;
             *self.arguments.messages.get_mut(self.messages)? = [memory.device_ptr().0, bytes];
             self.messages += 1;
             units = bytes.div_ceil(GRANULE).max(units);
+            sum = sum.saturating_add(bytes);
         }
-        let (count, most, channels) = match kind {
-            QueueKind::Send | QueueKind::Receive => (self.messages - first, self.most, self.arguments.channels),
-            QueueKind::Copy => ((self.messages - first) / 2, MAX_COPY_BLOCKS, MAX_COPY_BLOCKS),
+        let (count, channels) = match kind {
+            QueueKind::Send | QueueKind::Receive => (self.messages - first, self.arguments.channels),
+            QueueKind::Copy => ((self.messages - first) / 2, MAX_COPY_BLOCKS),
         };
-        if count == 0 {
-            return Some(());
+        let channels = u64::from(channels).min(units) as u32;
+        if count > 0 {
+            self.queues.push(Queue {
+                kind,
+                peer,
+                first,
+                count,
+                bytes: sum,
+                channels,
+                blocks: channels,
+            });
         }
-        let (blocks, active) = (u64::from(most).min(units), u64::from(channels).min(units));
-        *self.arguments.queues.get_mut(self.queues)? = kind as u64
-            | u64::from(peer.0) << 4
-            | blocks << 16
-            | active << 24
-            | (first as u64) << 32
-            | (count as u64) << 48;
-        self.queues += 1;
-        self.blocks += blocks as u32;
         Some(())
+    }
+
+    /// The parameter, and its thread blocks.
+    fn end(mut self, layout: &ExchangeLayout) -> (Arguments, u32) {
+        // Copies, the last queue, wait for nothing.
+        let waiting = self.queues.iter().filter(|queue| queue.kind != QueueKind::Copy).count();
+        layout.divide(&mut self.queues[..waiting]);
+        for (word, queue) in self.arguments.queues.iter_mut().zip(&self.queues) {
+            *word = queue.kind as u64
+                | u64::from(queue.peer.0) << 4
+                | u64::from(queue.blocks) << 16
+                | u64::from(queue.channels) << 24
+                | (queue.first as u64) << 32
+                | (queue.count as u64) << 48;
+        }
+        let blocks = self.queues.iter().map(|queue| queue.blocks).sum();
+        (self.arguments, blocks)
     }
 }
 
@@ -298,6 +351,8 @@ pub(super) fn mismatch(peers: &Peers) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::super::peers::Sizes;
     use super::*;
 
@@ -323,13 +378,37 @@ mod tests {
                     layout.slot_bytes >= 512 && layout.flags.is_multiple_of(64) && layout.slots.is_multiple_of(512)
                 );
                 assert!(layout.channels <= MAX_BLOCKS);
-                for queues in 1..=2 * peers as u32 {
-                    let each = layout.blocks_of(queues);
-                    let resident = each * queues;
-                    assert!((1..=layout.channels).contains(&each));
-                    assert!(resident <= MAX_BLOCKS && (each == 1 || resident <= blocks));
-                }
             }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_are_divided_by_bytes(
+            blocks in 1_u32..=MAX_BLOCKS,
+            peers in 1_u32..MAX_PEERS as u32,
+            bytes in prop::collection::vec(0_u64..1 << 30, 1..2 * MAX_PEERS),
+        ) {
+            let areas = Areas::new(MAX_PEERS, Sizes::default());
+            let layout = ExchangeLayout::new(&areas, peers + 1, blocks);
+            let mut queues: Vec<_> = bytes.iter().map(|&bytes| Queue {
+                kind: QueueKind::Send,
+                peer: Rank(0),
+                first: 0,
+                count: 1,
+                bytes,
+                channels: u64::from(layout.channels).min(bytes.div_ceil(GRANULE).max(1)) as u32,
+                blocks: 0,
+            }).collect();
+            layout.divide(&mut queues);
+            let all: u32 = queues.iter().map(|queue| queue.blocks).sum();
+            prop_assert!(all <= blocks.max(queues.len() as u32));
+            prop_assert!(queues.iter().all(|queue| (1..=queue.channels).contains(&queue.blocks)));
+            // None ends later than if all had as many.
+            let longest = queues.iter().map(Queue::longest).max();
+            let even = (blocks / queues.len() as u32).max(1);
+            queues.iter_mut().for_each(|queue| queue.blocks = even.min(queue.channels));
+            prop_assert!(longest <= queues.iter().map(Queue::longest).max());
         }
     }
 }

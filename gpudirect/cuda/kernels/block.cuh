@@ -11,7 +11,7 @@ constexpr int MOST_BLOCK = 512;
 
 // Groups in flight per thread.
 #ifndef DOORBELL_MOVES
-#define DOORBELL_MOVES 4
+#define DOORBELL_MOVES 8
 #endif
 
 // Whether the word at `stop` ends all waits; 0: there is none.

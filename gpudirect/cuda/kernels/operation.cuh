@@ -56,7 +56,7 @@ struct Block {
 
 // Groups in flight per thread, for reductions.
 #ifndef DOORBELL_UNROLL
-#define DOORBELL_UNROLL 2
+#define DOORBELL_UNROLL 4
 #endif
 // Copies begun before the reduction beside them; the others follow it. Three are no faster.
 #ifndef DOORBELL_BESIDE

@@ -223,7 +223,8 @@ def mixed():
     types = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8]
     for number in range(int(os.environ["OPERATIONS"])):
         kind = chosen.choice(["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send"])
-        elements = RANKS * chosen.choice([1, 7, 300, 5000, 70_000, 600_000])
+        # All ranks' results and what they compare them with are to fit one GPU.
+        elements = RANKS * min(chosen.choice([1, 7, 300, 5000, 70_000, 600_000]), 4_800_000 // RANKS)
         dtype = chosen.choice(types)
         mine = (torch.arange(elements, device=gpu) % 5 + RANK).to(dtype)
         everyone = [(torch.arange(elements, device=gpu) % 5 + rank).to(dtype) for rank in range(RANKS)]
