@@ -17,6 +17,8 @@ use self::common::{complaint, doorbell, json_of, run};
 
 const HERE: &str = "10.77.0.1";
 const THERE: &str = "10.77.0.2";
+const HERE_MAC: &str = "02:00:00:00:00:01";
+const THERE_MAC: &str = "02:00:00:00:00:02";
 
 /// The other host: the network namespace of a process that ends with this one.
 struct Host(Child);
@@ -35,9 +37,11 @@ impl Host {
         eventually("a namespace of its own", || namespace(&id) != namespace("self"));
         let configured = namespace::configure(&[
             "link set lo up",
-            &format!("link add v0 type veth peer name v1 netns {id}"),
+            &format!("link add v0 address {HERE_MAC} type veth peer name v1 address {THERE_MAC} netns {id}"),
             &format!("address add {HERE}/24 dev v0"),
             "link set v0 up",
+            // A full queue drops ARP too.
+            &format!("neigh add {THERE} lladdr {THERE_MAC} dev v0 nud permanent"),
         ]);
         if !configured {
             return None;
@@ -45,6 +49,7 @@ impl Host {
         host.ip("link set lo up");
         host.ip(&format!("address add {THERE}/24 dev v1"));
         host.ip("link set v1 up");
+        host.ip(&format!("neigh add {HERE} lladdr {HERE_MAC} dev v1 nud permanent"));
         // The kernel's link watcher runs up to a second later.
         let is_up = |mut ip: Command| printed(ip.args(["-o", "link"])).matches("state UP").count() == 1;
         eventually("a link that is up", || {
