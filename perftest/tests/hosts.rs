@@ -222,7 +222,11 @@ fn by_turns_over_a_bounded_queue() {
     let (mut goodput, mut drops) = ([0.0_f64; 2], [0; 2]);
     for turn in 0..6 {
         let which = turn % 2;
-        let options = format!("--link udp --congestion {}", ["none", "delay,line=1Gb,min=5Mb"][which]);
+        // An ACK timeout of 1 s, as a busy machine may not run the other end for half a second.
+        let options = format!(
+            "--link udp --timeout 18 --congestion {}",
+            ["none", "delay,line=1Gb,min=5Mb"][which]
+        );
         let before = dropped();
         let server = host.server(&format!("bw write --server {options}"));
         let client = format!(
