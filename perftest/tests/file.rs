@@ -4,14 +4,14 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, ChildStderr, Stdio};
+use std::process::Stdio;
 
 use doorbell_cuda_standin::{ExecutionMode, environment};
 use serde_json::Value;
 
-use self::common::{complaint, doorbell, json_of, run, ticks_of};
+use self::common::server::Server;
+use self::common::{complaint, doorbell, json_of, run};
 
 /// Bytes in a folder of their own; no multiple of a block.
 const LEN: usize = (1 << 20) + 4321;
@@ -116,65 +116,20 @@ fn a_listing_says_by_which_path_and_why() {
     assert!(why.starts_with("cannot load /nonexistent/libcufile.so.0: "), "{why}");
 }
 
-/// `doorbell bw file --serve`, killed when dropped.
-struct Server {
-    child: Child,
-    lines: BufReader<ChildStderr>,
-    port: String,
-}
-
-impl Server {
-    fn start(what: &str) -> Self {
-        let mut command = doorbell(&format!("bw file --serve --port 0 --device soft0 {what}"));
-        let mut child = command.stderr(Stdio::piped()).spawn().expect("started");
-        let lines = BufReader::new(child.stderr.take().expect("a pipe"));
-        let mut server = Server {
-            child,
-            lines,
-            port: String::new(),
-        };
-        let line = server.line();
-        let (rest, port) = line.rsplit_once(" on 127.0.0.1:").expect("an address of loopback");
-        assert_eq!(rest, format!("doorbell: bw file on soft0 serves {what}"));
-        server.port = port.to_owned();
-        server
-    }
-
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.lines.read_line(&mut line).expect("a line");
-        line.trim_end().to_owned()
-    }
-
-    /// Waits until it has worked for a while, as it does for clients alone.
-    fn is_sending(&self) {
-        let before = ticks_of(self.child.id());
-        while ticks_of(self.child.id()) < before + 5 {
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
-    }
-
-    fn from(&self) -> String {
-        format!("bw file --from 127.0.0.1 --port {} --device soft0", self.port)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // One that has ended is dead already.
-        let _ = self.child.kill();
-        self.child.wait().expect("it has ended");
-    }
+fn from(server: &Server) -> String {
+    format!("bw file --from 127.0.0.1 --port {} --device soft0", server.port)
 }
 
 #[test]
 fn a_served_file_arrives_in_host_and_gpu_memory_and_is_measured_beside_a_local_one() {
     let (_folder, file) = folder_with_file();
-    let mut server = Server::start(&file);
+    let mut server = Server::of_files(&file);
+    let expected = format!("doorbell: bw file on soft0 serves {file} on 127.0.0.1:{}", server.port);
+    assert_eq!(server.first_line, expected, "loopback alone");
     for gpu in ["", "--gpu 0"] {
         let mut command = doorbell(&format!(
             "{} data {gpu} --beside {file} -n 2 --block 64K",
-            server.from()
+            from(&server)
         ));
         command.envs(environment(ExecutionMode::Prompt, 1));
         let report = json_of(command);
@@ -197,7 +152,7 @@ fn a_served_file_arrives_in_host_and_gpu_memory_and_is_measured_beside_a_local_o
             "{line}"
         );
     }
-    let report = json_of(doorbell(&format!("{} data --size 64K -n 3", server.from())));
+    let report = json_of(doorbell(&format!("{} data --size 64K -n 3", from(&server))));
     assert_eq!(names(&report), ["served_read"]);
 }
 
@@ -205,8 +160,8 @@ fn a_served_file_arrives_in_host_and_gpu_memory_and_is_measured_beside_a_local_o
 fn what_is_not_served_and_ends_that_are_gone_are_one_line() {
     let (folder, file) = folder_with_file();
     fs::write(folder.path().join("empty"), b"").expect("a file");
-    let server = Server::start(folder.path().to_str().expect("text"));
-    let from = server.from();
+    let server = Server::of_files(folder.path().to_str().expect("text"));
+    let from = from(&server);
     for (line, status, part) in [
         (
             format!("{from} ../data"),
@@ -269,8 +224,8 @@ fn a_killed_end_is_a_line_of_the_other() {
     fs::File::create(&file)
         .and_then(|file| file.set_len(64 << 20))
         .expect("a file");
-    let mut server = Server::start(file.to_str().expect("text"));
-    let endless = format!("{} data -n 1000", server.from());
+    let mut server = Server::of_files(file.to_str().expect("text"));
+    let endless = format!("{} data -n 1000", from(&server));
     let mut client = doorbell(&endless).stderr(Stdio::piped()).spawn().expect("started");
     server.is_sending();
     client.kill().expect("killed");
@@ -283,10 +238,7 @@ fn a_killed_end_is_a_line_of_the_other() {
         "{line}"
     );
 
-    let client = doorbell(&endless).stderr(Stdio::piped()).spawn().expect("started");
-    server.is_sending();
-    server.child.kill().expect("killed");
-    let output = client.wait_with_output().expect("it has ended");
+    let output = server.interrupted(&mut doorbell(&endless), Server::kill);
     let complaint = complaint(&output);
     assert_eq!(output.status.code(), Some(1), "{complaint:?}");
     assert!(

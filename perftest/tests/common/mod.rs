@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test program that has this module uses a part of it")]
 
+pub(crate) mod server;
 mod variables;
 
 use std::fmt::Display;

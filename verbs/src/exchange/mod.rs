@@ -52,7 +52,7 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd as _;
 
-use doorbell_rendezvous::{Deadline, Limited, readable};
+use doorbell_rendezvous::{Deadline, Limited, readable, set_keepalive};
 use frame::EndpointBytes;
 
 pub use connection::Connection;
@@ -66,6 +66,11 @@ use crate::wr::status::CompletionError;
 const FAILED: u8 = 0;
 const CONNECTED: u8 = 1;
 const DONE: u8 = 2;
+
+/// A peer whose host is gone has left after 5 s + 3 · 2 s.
+const KEEPALIVE_IDLE_S: u32 = 5;
+const KEEPALIVE_INTERVAL_S: u32 = 2;
+const KEEPALIVE_PROBES: u32 = 3;
 
 /// Maximum length of the data that accompanies an endpoint, in bytes.
 pub const MAX_DATA: usize = 4096;
@@ -215,7 +220,7 @@ impl Listener {
             error,
         };
         match doorbell_rendezvous::accept(&self.listener, deadline).map_err(failed)? {
-            Some((stream, peer)) => Ok(Exchange { stream, peer, timeout }),
+            Some((stream, peer)) => Exchange::new(stream, peer, timeout).map_err(failed),
             None => Err(ExchangeError::TimedOut {
                 peer: self.address.to_string(),
             }),
@@ -252,18 +257,27 @@ impl Exchange {
         };
         let addresses: Vec<_> = to.to_socket_addrs().map_err(failed)?.collect();
         let (stream, peer) = doorbell_rendezvous::connect(&addresses, None, deadline, || true).map_err(failed)?;
-        Ok(Self { stream, peer, timeout })
+        Self::new(stream, peer, timeout).map_err(failed)
     }
 
-    /// Over a connection that exists already; each [`pair`](Self::pair) may take `timeout`.
+    /// Over a connection that exists already, whose keepalive is set; each [`pair`](Self::pair) may
+    /// take `timeout`.
     ///
     /// # Errors
     /// When the system does not know the peer's address: it is gone.
     pub fn over(stream: TcpStream, timeout: Duration) -> Result<Self, ExchangeError> {
-        let peer = stream.peer_addr().map_err(|error| ExchangeError::Connect {
+        let failed = |error| ExchangeError::Connect {
             address: "the peer of a TCP connection".to_owned(),
             error,
-        })?;
+        };
+        let peer = stream.peer_addr().map_err(failed)?;
+        Self::new(stream, peer, timeout).map_err(failed)
+    }
+
+    /// The end of the stream is how either side detects that the other is gone, also if that waits
+    /// without a limit; without keepalive there is none if the peer's host is gone.
+    fn new(stream: TcpStream, peer: SocketAddr, timeout: Duration) -> io::Result<Self> {
+        set_keepalive(&stream, KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES)?;
         Ok(Self { stream, peer, timeout })
     }
 
@@ -324,8 +338,8 @@ impl Exchange {
     }
 
     /// Whether the peer has no further use of the queue pairs: it has called
-    /// [`finish`](Self::finish), dropped its exchange or exited. For a server, which learns it by no
-    /// completion. Does not wait.
+    /// [`finish`](Self::finish), dropped its exchange or exited, or its host has not answered
+    /// keepalive probes for 11 s. For a server, which learns it by no completion. Does not wait.
     #[must_use]
     pub fn peer_has_left(&self) -> bool {
         let mut next = [0];
