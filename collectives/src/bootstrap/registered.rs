@@ -27,7 +27,7 @@ enum Slot {
     Awaited,
     /// The connection ended before this rank had confirmed, and it has until then to return.
     Lost(Member, Deadline),
-    Registered(Registered),
+    Registered(Box<Registered>),
     /// It needs the rendezvous no more, or has ended.
     Finished,
 }
@@ -101,8 +101,8 @@ impl Ranks {
         match self.slots.get(rank.index()) {
             Some(Slot::Awaited | Slot::Lost(..)) => Ok(()),
             Some(_) if self.have_failed => Ok(()),
-            Some(Slot::Registered(Registered { entry, .. })) => {
-                Err(format!("rank {rank} has come already: {}", entry.member))
+            Some(Slot::Registered(registered)) => {
+                Err(format!("rank {rank} has come already: {}", registered.entry.member))
             }
             Some(Slot::Finished) => Err(format!("rank {rank} has come already")),
             None => Err(format!("there is no rank {rank} in a group of {}", self.slots.len())),
@@ -114,21 +114,21 @@ impl Ranks {
         // It fails for a connection that has ended, which the next poll notices.
         let _ = keep_alive(connection.stream());
         self.watch(connection.stream(), u64::from(rank.0))?;
-        self.slots[rank.index()] = Slot::Registered(Registered {
+        self.slots[rank.index()] = Slot::Registered(Box::new(Registered {
             connection,
             entry,
             has_confirmed: false,
-        });
+        }));
         Ok(())
     }
 
     /// Awaits nothing more of a rank.
     pub(super) fn finish(&mut self, rank: Rank) -> Option<Member> {
         match std::mem::replace(&mut self.slots[rank.index()], Slot::Finished) {
-            Slot::Registered(Registered { connection, entry, .. }) => {
+            Slot::Registered(registered) => {
                 // It fails only for a connection that is not watched.
-                let _ = self.epoll.delete(connection.stream());
-                Some(entry.member)
+                let _ = self.epoll.delete(registered.connection.stream());
+                Some(registered.entry.member)
             }
             Slot::Lost(member, _) => Some(member),
             Slot::Awaited | Slot::Finished => None,
@@ -237,10 +237,10 @@ impl Ranks {
     fn send(&mut self, message: &BootstrapMessage) -> Option<Rank> {
         let mut failed = None;
         for (rank, slot) in (0..).map(Rank).zip(&mut self.slots) {
-            if let Slot::Registered(Registered { connection, entry, .. }) = slot
-                && let Err(e) = message.send(connection)
+            if let Slot::Registered(registered) = slot
+                && let Err(e) = message.send(&mut registered.connection)
             {
-                tracing::warn!("{} left the rendezvous: {e}", entry.member);
+                tracing::warn!("{} left the rendezvous: {e}", registered.entry.member);
                 failed.get_or_insert(rank);
             }
         }
