@@ -1,9 +1,9 @@
 //! How a rank joins its group: it registers at the rendezvous, receives the table of all ranks, and
 //! connects to each (`peers.rs`).
 //!
-//! It confirms that it was accepted: until then its connection may be lost, and it registers again.
-//! Behind that, and until it is connected to all, the rendezvous takes the end of its connection for
-//! its own end, and tells the others.
+//! It confirms that it was accepted: until then its connection may be lost, and it registers
+//! again. Behind that, and until all are connected to each other, the rendezvous takes the end of
+//! its connection for its own end, and notifies the others.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -71,14 +71,16 @@ pub(super) fn join(
         other => return Err(rendezvous.lost(unexpected(Ok(other)))),
     };
     let streams = connect_peers(listener, &mut rendezvous, request, &table, options.timeout, deadline)?;
-    // Best effort: where the rendezvous has ended, or this group has, the connections to the others
-    // say so from now on.
+    // Where that fails, the rendezvous has said why, or has ended.
     let _ = BootstrapMessage::Connected.send(&mut rendezvous.connection);
-    Ok(streams)
+    match rendezvous.receive(answer)? {
+        BootstrapMessage::Accept => Ok(streams),
+        other => Err(rendezvous.lost(unexpected(Ok(other)))),
+    }
 }
 
-/// The connection to the rendezvous, which this rank keeps until it is connected to all others: it
-/// learns from it that another has ended.
+/// The connection to the rendezvous, which this rank keeps until all are connected to each other:
+/// it learns from it that another has ended.
 #[derive(Debug)]
 pub(super) struct JoinedRendezvous {
     connection: Connection,

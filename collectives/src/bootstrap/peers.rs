@@ -2,8 +2,8 @@
 //!
 //! Each pair has one connection, from the lower to the higher rank. A rank first connects to all
 //! higher ranks and sends its hello, then accepts all lower ranks, and reads the replies last, so
-//! that no cycle of waits can form: the server's nonces of the handshakes are in the table. While it
-//! waits, the rendezvous tells it of a rank that has ended.
+//! that no cycle of waits can form: the server's nonces of the handshakes are in the table. While
+//! it waits, the rendezvous reports a rank that has ended.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -38,6 +38,7 @@ struct Registered {
     entry: Entry,
     /// Whether it knows that it is registered.
     has_confirmed: bool,
+    is_connected: bool,
 }
 
 /// A rank that has ended.
@@ -50,7 +51,7 @@ pub(super) struct Ranks {
     slots: Vec<Slot>,
     /// Whether they have the table, and connect to each other.
     have_table: bool,
-    /// Whether there will be no group, and all are to be told why.
+    /// Whether there will be no group, and all are to be notified.
     have_failed: bool,
 }
 
@@ -93,7 +94,7 @@ impl Ranks {
         self.slots.resize_with(ranks as usize, || Slot::Awaited);
     }
 
-    /// Whether a rank may register; any may once there will be no group, to be told so.
+    /// Whether a rank may register; any may once there will be no group, to be notified.
     ///
     /// # Errors
     /// Why it may not.
@@ -109,7 +110,7 @@ impl Ranks {
         }
     }
 
-    /// Watches a rank that may register, and was told that it is registered.
+    /// Watches a rank that may register, and was sent its acceptance.
     pub(super) fn register(&mut self, rank: Rank, entry: Entry, connection: Connection) -> io::Result<()> {
         // It fails for a connection that has ended, which the next poll notices.
         let _ = keep_alive(connection.stream());
@@ -118,6 +119,7 @@ impl Ranks {
             connection,
             entry,
             has_confirmed: false,
+            is_connected: false,
         }));
         Ok(())
     }
@@ -155,7 +157,20 @@ impl Ranks {
             }
         }
         polled.ended = polled.ended.or_else(|| self.overdue());
+        self.complete();
         Ok(polled)
+    }
+
+    /// Notifies all that the group is complete, if they are connected.
+    fn complete(&mut self) {
+        let is_connected = |slot: &Slot| matches!(slot, Slot::Registered(registered) if registered.is_connected);
+        if !self.have_failed && !self.slots.is_empty() && self.slots.iter().all(is_connected) {
+            // One that has ended in the meantime is missed by the others.
+            self.send(&BootstrapMessage::Accept);
+            for rank in (0..self.slots.len() as u32).map(Rank) {
+                self.finish(rank);
+            }
+        }
     }
 
     fn read(&mut self, rank: Rank) -> Option<Ended> {
@@ -168,9 +183,8 @@ impl Ranks {
                 registered.has_confirmed = true;
                 return None;
             }
-            // One that knows of the failure closes its connection.
-            Ok(BootstrapMessage::Connected) if self.have_table && !self.have_failed => {
-                self.finish(rank);
+            Ok(BootstrapMessage::Connected) if self.have_table => {
+                registered.is_connected = true;
                 return None;
             }
             _ => {}
@@ -221,8 +235,8 @@ impl Ranks {
         self.have_table
     }
 
-    /// Tells those that have registered that there will be no group, whereupon they close their
-    /// connections. The others are awaited, to be told the same.
+    /// Notifies those that have registered that there will be no group, whereupon they close their
+    /// connections. The others are awaited, to be sent the same.
     pub(super) fn fail(&mut self, message: &BootstrapMessage) {
         self.have_failed = true;
         self.send(message);
@@ -256,7 +270,7 @@ impl Ranks {
     pub(super) fn missing(&self) -> Vec<Rank> {
         let is_missing = |slot: &Slot| match slot {
             Slot::Awaited | Slot::Lost(..) => true,
-            Slot::Registered(_) => self.have_table,
+            Slot::Registered(registered) => self.have_table && !registered.is_connected,
             Slot::Finished => false,
         };
         let missing = (0..).map(Rank).zip(&self.slots).filter(|(_, slot)| is_missing(slot));

@@ -2,7 +2,7 @@
 //!
 //! The process that makes the [`UniqueId`] listens: a launcher, or rank 0. When all ranks have
 //! registered, each receives the table of all, and the rendezvous is over when all are connected to
-//! each other. When one ends before, all are told which, also those that register later. A
+//! each other. When one ends before, all are notified, also those that register later. A
 //! connection that does not prove the group's secret, an invalid rank or a duplicate rank is
 //! rejected with a reason and changes nothing.
 

@@ -169,6 +169,8 @@ impl Registration {
 pub(super) enum BootstrapMessage {
     /// From the rendezvous: all members, by rank.
     Table(Vec<Entry>),
+    /// From the rendezvous or a rank: the connection is accepted; behind the table, all ranks are
+    /// connected to each other.
     Accept,
     Reject(String),
     /// From the rendezvous: a rank has ended, and the group will not be complete.
