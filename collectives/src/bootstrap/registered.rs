@@ -191,7 +191,7 @@ impl Ranks {
         }
         let has_confirmed = registered.has_confirmed;
         let member = self.finish(rank)?;
-        if has_confirmed || self.have_table {
+        if has_confirmed {
             return Some((rank, member));
         }
         if !self.have_failed {
@@ -216,10 +216,10 @@ impl Ranks {
         dues.fold(Deadline::NEVER, Deadline::min)
     }
 
-    /// Sends the table if all have registered. Returns a rank that cannot be sent it.
+    /// Sends the table if all have registered, and none will do so again. Returns a rank that cannot be sent it.
     pub(super) fn send_table(&mut self) -> Option<Ended> {
         let entry = |slot: &Slot| match slot {
-            Slot::Registered(registered) => Some(registered.entry.clone()),
+            Slot::Registered(registered) if registered.has_confirmed => Some(registered.entry.clone()),
             _ => None,
         };
         if self.have_table || self.slots.is_empty() {
