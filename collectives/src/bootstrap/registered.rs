@@ -216,7 +216,8 @@ impl Ranks {
         dues.fold(Deadline::NEVER, Deadline::min)
     }
 
-    /// Sends the table if all have registered, and none will do so again. Returns a rank that cannot be sent it.
+    /// Sends the table if all have registered, and none will do so again. Returns a rank that
+    /// cannot be sent it.
     pub(super) fn send_table(&mut self) -> Option<Ended> {
         let entry = |slot: &Slot| match slot {
             Slot::Registered(registered) if registered.has_confirmed => Some(registered.entry.clone()),
