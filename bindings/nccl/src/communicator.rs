@@ -295,6 +295,7 @@ fn connect(request: Request) -> Result<Option<Ready>, Failure> {
 pub(crate) fn meet(id: &bootstrap::UniqueId, rank: Rank, ranks: u32) -> Result<HostCommunicator, Failure> {
     let bootstrap = bootstrap::Options {
         timeout: Duration::MAX,
+        rendezvous_is_open: !unique_id::is_named(id)?,
         ..bootstrap::Options::from_env()?
     };
     let serving = unique_id::serve_named(id, rank, ranks)?;

@@ -83,7 +83,9 @@ fn status_of(error: &CollectiveError) -> Status {
     match error {
         CollectiveError::Failed(_)
         | CollectiveError::Shrink(_)
-        | CollectiveError::Bootstrap(BootstrapError::Lost { .. })
+        | CollectiveError::Bootstrap(
+            BootstrapError::Lost { .. } | BootstrapError::Ended { .. } | BootstrapError::Closed { .. },
+        )
         | CollectiveError::Exchange(
             ExchangeError::Failed(_) | ExchangeError::Left { .. } | ExchangeError::Late { .. },
         )

@@ -36,8 +36,7 @@ pub(crate) fn serve_named(
     rank: Rank,
     ranks: u32,
 ) -> Result<Option<RendezvousServer>, Failure> {
-    let is_same = |other: &bootstrap::UniqueId| (other.host(), other.port()) == (id.host(), id.port());
-    if rank != Rank(0) || !named()?.as_ref().is_some_and(is_same) {
+    if rank != Rank(0) || !is_named(id)? {
         return Ok(None);
     }
     let addresses = (id.host(), id.port()).to_socket_addrs();
@@ -50,6 +49,12 @@ pub(crate) fn serve_named(
         }
     }
     Ok(Some(opened?.spawn(Duration::MAX)?))
+}
+
+/// Whether it is the id of the rendezvous in the environment, which its maker has not opened.
+pub(crate) fn is_named(id: &bootstrap::UniqueId) -> Result<bool, Failure> {
+    let is_same = |other: &bootstrap::UniqueId| (other.host(), other.port()) == (id.host(), id.port());
+    Ok(named()?.as_ref().is_some_and(is_same))
 }
 
 /// The id of the rendezvous in the environment, if any: of its address, and of the user's secret.

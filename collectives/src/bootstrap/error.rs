@@ -110,6 +110,22 @@ pub enum BootstrapError {
         /// The error.
         reason: String,
     },
+    /// A rank ended after it had registered, so that the group cannot be complete.
+    #[error("rank {rank} ({member}) ended during the rendezvous")]
+    Ended {
+        /// The rank that ended.
+        rank: Rank,
+        /// Its process and host.
+        member: String,
+    },
+    /// Nothing listens where a rendezvous was open.
+    #[error("rank {rank} cannot join: the rendezvous at {by} has ended, or its group is complete")]
+    Closed {
+        /// The address.
+        by: SocketAddr,
+        /// This rank.
+        rank: Rank,
+    },
     /// Some ranks did not connect in time.
     #[error("{missing} of {ranks} did not come within {within:?}{turned_away}")]
     Missing {

@@ -1,22 +1,27 @@
 //! How a rank joins its group: it registers at the rendezvous, receives the table of all ranks, and
-//! connects to each.
+//! connects to each (`peers.rs`).
 //!
-//! Each pair has one connection, from the lower to the higher rank. A rank first connects to all
-//! higher ranks and sends its hello, then accepts all lower ranks, and reads the replies last, so
-//! that no cycle of waits can form: the server's nonces of the handshakes are in the table.
+//! It confirms that it was accepted: until then its connection may be lost, and it registers
+//! again. Behind that, and until all are connected to each other, the rendezvous takes the end of
+//! its connection for its own end, and notifies the others.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::thread;
 use std::time::Duration;
 
 use doorbell_rendezvous::{
-    Connection, Deadline, Hello, HelloListener, Nonce, ReceiveError, Secret, connect, describe, random,
+    Connection, Deadline, HelloListener, Nonce, ReceiveError, Secret, connect, describe, random, readable,
 };
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, poll};
 
-use super::error::{BootstrapError, in_words};
-use super::wire::{BootstrapMessage, Entry, MAX_RANKS, PROTOCOL, Registration};
-use super::{Member, Options};
+use super::error::BootstrapError;
+use super::peers::{PeerStreams, connect_peers};
+use super::rendezvous::ended_error;
+use super::wire::{BootstrapMessage, Entry, MAX_RANKS, PROTOCOL, Registration, SEND_TIMEOUT};
+use super::{Member, Options, keep_alive};
 use crate::types::Rank;
 
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
@@ -32,13 +37,8 @@ pub(super) struct JoinRequest {
 
 /// How much longer than its own timeout a rank waits for the rendezvous' answer.
 const ANSWER: Duration = Duration::from_millis(500);
-
-/// All members and the connections to them; `None` for this rank.
-#[derive(Debug)]
-pub(super) struct PeerStreams {
-    pub(super) members: Vec<Member>,
-    pub(super) connections: Vec<Option<Connection>>,
-}
+/// How long a rank that has lost a peer waits for the rendezvous to say which rank has ended.
+const VERDICT_TIMEOUT: Duration = Duration::from_millis(500);
 
 pub(super) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, BootstrapError> {
     let failed = |error| BootstrapError::Resolve {
@@ -63,32 +63,101 @@ pub(super) fn join(
     }
     let deadline = Deadline::after(options.timeout);
     let (listener, mut rendezvous) = find_rendezvous(candidates, request, options, deadline)?;
-    let by = rendezvous
-        .stream()
-        .peer_addr()
-        .map_err(BootstrapError::system("get the rendezvous' address"))?;
     // When its time has passed, it names the ranks that are missing: a little later than this
     // rank's time.
     let answer = Deadline::after(options.timeout.saturating_add(ANSWER));
-    let table = match BootstrapMessage::receive(&mut rendezvous, answer) {
-        Ok(BootstrapMessage::Table(table)) if table.len() == ranks as usize => table,
-        Ok(BootstrapMessage::Reject(reason)) => return Err(BootstrapError::Refused { by, rank, reason }),
-        other => return Err(lost(rank, format!("the rendezvous at {by}"), unexpected(other))),
+    let table = match rendezvous.receive(answer)? {
+        BootstrapMessage::Table(table) if table.len() == ranks as usize => table,
+        other => return Err(rendezvous.lost(unexpected(Ok(other)))),
     };
-    drop(rendezvous);
-    connect_mesh(listener, request, &table, options.timeout, deadline)
+    let streams = connect_peers(listener, &mut rendezvous, request, &table, options.timeout, deadline)?;
+    // Where that fails, the rendezvous has said why, or has ended.
+    let _ = BootstrapMessage::Connected.send(&mut rendezvous.connection);
+    match rendezvous.receive(answer)? {
+        BootstrapMessage::Accept => Ok(streams),
+        other => Err(rendezvous.lost(unexpected(Ok(other)))),
+    }
 }
 
-fn lost(rank: Rank, peer: String, reason: String) -> BootstrapError {
+/// The connection to the rendezvous, which this rank keeps until all are connected to each other:
+/// it learns from it that another has ended.
+#[derive(Debug)]
+pub(super) struct JoinedRendezvous {
+    connection: Connection,
+    by: SocketAddr,
+    rank: Rank,
+}
+
+impl JoinedRendezvous {
+    /// Readable when it says that there will be no group, or has ended.
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.stream().as_fd()
+    }
+
+    fn lost(&self, reason: String) -> BootstrapError {
+        lost(self.rank, format!("the rendezvous at {}", self.by), reason)
+    }
+
+    /// A message that does not end the rendezvous.
+    fn receive(&mut self, deadline: Deadline) -> Result<BootstrapMessage, BootstrapError> {
+        let message = BootstrapMessage::receive(&mut self.connection, deadline);
+        let message = message.map_err(|e| self.lost(e.to_string()))?;
+        refusal(message, self.by, self.rank)
+    }
+
+    /// What it said, or its end.
+    pub(super) fn failure(&mut self) -> BootstrapError {
+        match self.receive(Deadline::after(SEND_TIMEOUT)) {
+            Ok(other) => self.lost(unexpected(Ok(other))),
+            Err(failure) => failure,
+        }
+    }
+
+    /// Waits until a peer has sent something.
+    pub(super) fn wait_for(&mut self, peer: &TcpStream, deadline: Deadline) -> Result<(), BootstrapError> {
+        loop {
+            let mut fds = [self.as_fd(), peer.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+            match poll(&mut fds, deadline.poll_timeout()) {
+                Ok(0) if !deadline.has_passed() => {}
+                Err(Errno::EINTR) => {}
+                Ok(_) if fds[0].any().unwrap_or(true) => return Err(self.failure()),
+                Ok(_) => return Ok(()),
+                Err(errno) => return Err(BootstrapError::system("wait for another rank")(errno.into())),
+            }
+        }
+    }
+
+    /// Why a peer was lost: another rank may have ended, of which the peer has learned first.
+    pub(super) fn cause(&mut self, lost: BootstrapError) -> BootstrapError {
+        match readable(self.as_fd(), Deadline::after(VERDICT_TIMEOUT)) {
+            Ok(true) => match self.failure() {
+                ended @ BootstrapError::Ended { .. } => ended,
+                _ => lost,
+            },
+            _ => lost,
+        }
+    }
+}
+
+/// The message, unless it says that this rank is in no group.
+fn refusal(message: BootstrapMessage, by: SocketAddr, rank: Rank) -> Result<BootstrapMessage, BootstrapError> {
+    match message {
+        BootstrapMessage::Reject(reason) => Err(BootstrapError::Refused { by, rank, reason }),
+        BootstrapMessage::Ended(rank, member) => Err(ended_error((rank, member))),
+        other => Ok(other),
+    }
+}
+
+pub(super) fn lost(rank: Rank, peer: String, reason: String) -> BootstrapError {
     BootstrapError::Lost { rank, peer, reason }
 }
 
-fn unexpected(received: Result<BootstrapMessage, ReceiveError>) -> String {
+pub(super) fn unexpected(received: Result<BootstrapMessage, ReceiveError>) -> String {
     received.map_or_else(|e| e.to_string(), |_| "it talks nonsense".to_owned())
 }
 
 enum Attempt {
-    Joined(Box<(HelloListener, Connection)>),
+    Joined(Box<(HelloListener, JoinedRendezvous)>),
     Retry(String),
     Unauthenticated(String),
     Failed(BootstrapError),
@@ -100,7 +169,7 @@ fn find_rendezvous(
     request: &JoinRequest,
     options: &Options,
     deadline: Deadline,
-) -> Result<(HelloListener, Connection), BootstrapError> {
+) -> Result<(HelloListener, JoinedRendezvous), BootstrapError> {
     let mut last = "there is no address to connect to".to_owned();
     let mut unauthenticated = None;
     let &JoinRequest { rank, .. } = request;
@@ -142,6 +211,12 @@ fn find_rendezvous(
 fn try_rendezvous(candidate: SocketAddr, request: &JoinRequest, options: &Options, until: Deadline) -> Attempt {
     let stream = match connect(&[candidate], None, until, || false) {
         Ok((stream, _)) => stream,
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused && options.rendezvous_is_open => {
+            return Attempt::Failed(BootstrapError::Closed {
+                by: candidate,
+                rank: request.rank,
+            });
+        }
         Err(e) => return Attempt::Retry(e.to_string()),
     };
     match register(stream, candidate, request, options, until) {
@@ -160,8 +235,9 @@ fn register(
     request: &JoinRequest,
     options: &Options,
     until: Deadline,
-) -> Result<Result<(HelloListener, Connection), BootstrapError>, ReceiveError> {
+) -> Result<Result<(HelloListener, JoinedRendezvous), BootstrapError>, ReceiveError> {
     let &JoinRequest { secret, rank, ranks } = request;
+    keep_alive(&stream)?;
     let nonce = random()?;
     let listener = match listen_for_peers(&stream, options.bind, request, nonce) {
         Ok(listener) => listener,
@@ -175,10 +251,13 @@ fn register(
     let hello = Registration { ranks, entry }.hello(rank);
     let mut connection = Connection::greet(stream, &PROTOCOL, &secret, &hello, None, until)?;
     let answer = BootstrapMessage::receive(&mut connection, until)?;
-    Ok(match answer {
-        BootstrapMessage::Accept => Ok((listener, connection)),
-        BootstrapMessage::Reject(reason) => Err(BootstrapError::Refused { by, rank, reason }),
-        other => Err(lost(rank, format!("the rendezvous at {by}"), unexpected(Ok(other)))),
+    Ok(match refusal(answer, by, rank) {
+        Ok(BootstrapMessage::Accept) => {
+            BootstrapMessage::Confirm.send(&mut connection)?;
+            Ok((listener, JoinedRendezvous { connection, by, rank }))
+        }
+        Ok(other) => Err(lost(rank, format!("the rendezvous at {by}"), unexpected(Ok(other)))),
+        Err(refused) => Err(refused),
     })
 }
 
@@ -202,99 +281,4 @@ fn listen_for_peers(
             address: address.ip().to_string(),
             error,
         })
-}
-
-fn connect_mesh(
-    mut listener: HelloListener,
-    request: &JoinRequest,
-    table: &[Entry],
-    within: Duration,
-    deadline: Deadline,
-) -> Result<PeerStreams, BootstrapError> {
-    let &JoinRequest { secret, rank, ranks } = request;
-    let named = |other: Rank| format!("rank {other} ({})", table[other.index()].member);
-    let mut connections: Vec<Option<Connection>> = table.iter().map(|_| None).collect();
-    let above = || (rank.0 + 1..table.len() as u32).map(Rank);
-    for other in above() {
-        let connected = connect_to(&table[other.index()], &secret, (rank, other), deadline);
-        connections[other.index()] = Some(connected.map_err(|e| lost(rank, named(other), e.to_string()))?);
-    }
-    let mut turned_away = String::new();
-    while connections[..rank.index()].iter().any(Option::is_none) {
-        let accepted = listener
-            .next(deadline, None)
-            .map_err(BootstrapError::system("wait for the other ranks"))?;
-        match accepted {
-            Some((peer, Ok((hello, mut connection)))) => match validate_connect(&hello, rank, &connections) {
-                Ok(other) => match BootstrapMessage::Accept.send(&mut connection) {
-                    Ok(()) => connections[other.index()] = Some(connection),
-                    Err(e) => return Err(lost(rank, named(other), describe(&e))),
-                },
-                Err(reason) => {
-                    tracing::warn!("rank {rank}: turned {peer} away: {reason}");
-                    // Best effort: the peer may be gone.
-                    let _ = BootstrapMessage::Reject(reason).send(&mut connection);
-                }
-            },
-            Some((peer, Err(reason))) => {
-                tracing::warn!("rank {rank}: turned {peer} away: {reason}");
-                turned_away = format!("; {peer} was turned away: {reason}");
-            }
-            None => {
-                let absent = (0..rank.0)
-                    .map(Rank)
-                    .filter(|other| connections[other.index()].is_none());
-                return Err(BootstrapError::Missing {
-                    missing: in_words(&absent.collect::<Vec<_>>()),
-                    ranks,
-                    within,
-                    turned_away,
-                });
-            }
-        }
-    }
-    for other in above() {
-        if let Some(connection) = &mut connections[other.index()] {
-            match BootstrapMessage::receive(connection, deadline) {
-                Ok(BootstrapMessage::Accept) => {}
-                Ok(BootstrapMessage::Reject(reason)) => {
-                    let by = table[other.index()].listen_addr;
-                    return Err(BootstrapError::Refused { by, rank, reason });
-                }
-                answer => return Err(lost(rank, named(other), unexpected(answer))),
-            }
-        }
-    }
-    Ok(PeerStreams {
-        members: table.iter().map(|entry| entry.member.clone()).collect(),
-        connections,
-    })
-}
-
-/// Connects to a member, with the hello of this pair of ranks.
-fn connect_to(
-    member: &Entry,
-    secret: &Secret,
-    (from, to): (Rank, Rank),
-    deadline: Deadline,
-) -> Result<Connection, ReceiveError> {
-    let (stream, _) = connect(&[member.listen_addr], None, deadline, || false)?;
-    let hello = Hello {
-        client: from.0,
-        server: to.0,
-        nonce: random()?,
-        payload: Vec::new(),
-    };
-    Connection::greet(stream, &PROTOCOL, secret, &hello, Some(member.nonce), deadline)
-}
-
-/// The rank of an accepted connection, or why it is rejected.
-fn validate_connect(hello: &Hello, rank: Rank, connections: &[Option<Connection>]) -> Result<Rank, String> {
-    let (from, to) = (Rank(hello.client), Rank(hello.server));
-    if to == rank && from < to && connections[from.index()].is_none() {
-        return Ok(from);
-    }
-    Err(format!(
-        "rank {rank} expects no connection from rank {from} to rank {to}"
-    ))
 }

@@ -13,15 +13,17 @@ mod id;
 mod join;
 mod launch;
 mod mesh;
+mod peers;
+mod registered;
 mod rendezvous;
 mod split;
 mod wire;
 
-use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::thread;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
+use std::{fmt, io, thread};
 
+use doorbell_rendezvous::set_keepalive;
 pub use doorbell_rendezvous::{Secret, SecretError};
 pub use error::BootstrapError;
 pub use exchange::{Exchange, ExchangeError};
@@ -46,6 +48,9 @@ pub struct Options {
     pub bind: Option<IpAddr>,
     /// Timeout for the group to form.
     pub timeout: Duration,
+    /// Whether the rendezvous is open before any rank joins. Where nothing listens, it has ended
+    /// then, and a rank does not wait for it.
+    pub rendezvous_is_open: bool,
 }
 
 impl Default for Options {
@@ -53,6 +58,7 @@ impl Default for Options {
         Self {
             bind: None,
             timeout: DEFAULT_TIMEOUT,
+            rendezvous_is_open: false,
         }
     }
 }
@@ -100,6 +106,13 @@ fn address_of(interface: &str) -> Option<IpAddr> {
     addresses.min_by_key(IpAddr::is_ipv6)
 }
 
+/// Has the kernel end the connection of a peer whose host vanishes, which closes none.
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    const INTERVAL_S: u32 = 10;
+    const PROBES: u32 = 3;
+    set_keepalive(stream, INTERVAL_S, INTERVAL_S, PROBES)
+}
+
 /// A process of a group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Member {
@@ -138,7 +151,8 @@ impl Group {
     ///
     /// # Errors
     /// A [`BootstrapError`] that names the missing ranks, or the peer that rejected this one, no
-    /// later than `options.timeout`.
+    /// later than `options.timeout`. It comes at once, and names the rank, when one ends that had
+    /// registered, and when the rendezvous ends.
     pub fn join(id: &UniqueId, rank: Rank, ranks: u32, options: &Options) -> Result<Self, BootstrapError> {
         let candidates = join::resolve(id.host(), id.port())?;
         let request = join::JoinRequest {

@@ -1,9 +1,10 @@
 //! The rendezvous: the server at which the ranks of a group register.
 //!
 //! The process that makes the [`UniqueId`] listens: a launcher, or rank 0. When all ranks have
-//! registered, each receives the table of all, and the rendezvous ends. A connection that does not
-//! prove the group's secret, an invalid rank or a duplicate rank is rejected with a reason and
-//! changes nothing.
+//! registered, each receives the table of all, and the rendezvous is over when all are connected to
+//! each other. When one ends before, all are notified, also those that register later. A
+//! connection that does not prove the group's secret, an invalid rank or a duplicate rank is
+//! rejected with a reason and changes nothing.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -17,6 +18,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::error::{BootstrapError, in_words};
 use super::id::UniqueId;
+use super::registered::{Ended, Polled, Ranks};
 use super::wire::{BootstrapMessage, Entry, MAX_RANKS, PROTOCOL, Registration};
 use crate::types::Rank;
 
@@ -27,7 +29,8 @@ pub struct Rendezvous {
     id: UniqueId,
     /// `None` until a rank says it.
     ranks: Option<u32>,
-    registered: Vec<Option<(Connection, Entry)>>,
+    registered: Ranks,
+    failure: Option<Ended>,
     turned_away: Option<(SocketAddr, String)>,
 }
 
@@ -76,11 +79,14 @@ impl Rendezvous {
         let address = listener.address();
         let id = UniqueId::new(&address.ip().to_string(), address.port(), secret)
             .map_err(|e| listen(io::Error::new(io::ErrorKind::InvalidInput, e)))?;
+        let mut registered = Ranks::new().map_err(BootstrapError::system("make an epoll instance"))?;
+        registered.expect(ranks.unwrap_or(0));
         Ok(Self {
             listener,
             id,
             ranks,
-            registered: (0..ranks.unwrap_or(0)).map(|_| None).collect(),
+            registered,
+            failure: None,
             turned_away: None,
         })
     }
@@ -91,11 +97,13 @@ impl Rendezvous {
         &self.id
     }
 
-    /// Waits until all ranks have registered, and sends each the table.
+    /// Waits until all ranks have registered, sends each the table, and waits until they are
+    /// connected to each other.
     ///
     /// # Errors
-    /// [`BootstrapError::Missing`] when some have not registered within `timeout`; those that have
-    /// are informed. [`BootstrapError::System`] when the socket fails.
+    /// [`BootstrapError::Missing`] when some have not done so within `timeout`; the others are
+    /// informed. [`BootstrapError::Ended`] when a rank has ended, once all others know.
+    /// [`BootstrapError::System`] when the socket fails.
     pub fn serve(self, timeout: Duration) -> Result<(), BootstrapError> {
         self.serve_until(timeout, None)
     }
@@ -123,53 +131,76 @@ impl Rendezvous {
 
     fn serve_until(mut self, timeout: Duration, wakeup: Option<BorrowedFd<'_>>) -> Result<(), BootstrapError> {
         let deadline = Deadline::after(timeout);
-        while !self.is_complete() {
-            match self.listener.next(deadline, wakeup) {
-                Ok(Some((peer, Ok((hello, connection))))) => self.receive(peer, &hello, connection),
-                Ok(Some((peer, Err(reason)))) => self.note_turned_away(peer, &reason),
-                Ok(None) => return Err(self.time_out(timeout)),
-                Err(e) => return Err(BootstrapError::system("wait for the ranks")(e)),
+        let system = || BootstrapError::system("wait for the ranks");
+        let mut cancelled = false;
+        if let Some(wakeup) = wakeup {
+            self.registered.watch_wakeup(wakeup).map_err(system())?;
+        }
+        while !self.registered.are_finished() {
+            let woken = self.step(deadline).map_err(system())?;
+            if let Some(wakeup) = wakeup.filter(|_| woken) {
+                self.registered.ignore_wakeup(wakeup).map_err(system())?;
+                cancelled = true;
+            }
+            // When all have come, they end soon, with a group or without.
+            let is_cancelled = cancelled && (self.failure.is_some() || !self.registered.have_table());
+            if (is_cancelled || deadline.has_passed()) && !self.registered.are_finished() {
+                return Err(self.time_out(timeout));
             }
         }
-        let table = self
-            .registered
-            .iter()
-            .flatten()
-            .map(|(_, entry)| entry.clone())
-            .collect();
-        let table = BootstrapMessage::Table(table);
-        for (connection, entry) in self.registered.iter_mut().flatten() {
-            if let Err(e) = table.send(connection) {
-                // Its peers notice by themselves that it does not connect.
-                tracing::warn!("{} left the rendezvous: {e}", entry.member);
-            }
-        }
-        Ok(())
+        self.failure.map_or(Ok(()), |ended| Err(ended_error(ended)))
     }
 
-    fn is_complete(&mut self) -> bool {
-        if self.ranks.is_none() || self.registered.iter().any(Option::is_none) {
-            return false;
+    /// Waits for a rank to come or to end. Returns whether the wake-up has ended the wait.
+    fn step(&mut self, deadline: Deadline) -> io::Result<bool> {
+        let until = self.registered.due().min(deadline);
+        let arrived = self.listener.next(until, Some(self.registered.as_fd()))?;
+        // What has ended comes first: a rank closes its connection before it registers again.
+        let Polled { woken, ended } = self.registered.poll()?;
+        self.fail(ended);
+        match arrived {
+            Some((peer, Ok((hello, connection)))) => self.receive(peer, &hello, connection)?,
+            Some((peer, Err(reason))) => self.note_turned_away(peer, &reason),
+            None => {}
         }
-        for slot in &mut self.registered {
-            slot.take_if(|(connection, _)| !is_connected(connection));
+        if self.failure.is_none() {
+            let ended = self.registered.send_table();
+            self.fail(ended);
         }
-        self.registered.iter().all(Option::is_some)
+        Ok(woken)
     }
 
-    fn receive(&mut self, peer: SocketAddr, hello: &Hello, mut connection: Connection) {
-        match self.validate(hello) {
-            Ok((rank, entry)) if BootstrapMessage::Accept.send(&mut connection).is_ok() => {
-                self.registered[rank.index()] = Some((connection, entry));
+    /// The first rank that ends fails the group.
+    fn fail(&mut self, ended: Option<Ended>) {
+        if let Some((rank, member)) = ended
+            && self.failure.is_none()
+        {
+            tracing::warn!("rendezvous {}: rank {rank} ({member}) ended", self.listener.address());
+            self.registered.fail(&BootstrapMessage::Ended(rank, member.clone()));
+            self.failure = Some((rank, member));
+        }
+    }
+
+    fn receive(&mut self, peer: SocketAddr, hello: &Hello, mut connection: Connection) -> io::Result<()> {
+        match (self.validate(hello), &self.failure) {
+            (Ok((rank, _)), Some((ended, member))) => {
+                // Best effort: the peer may be gone.
+                let _ = BootstrapMessage::Ended(*ended, member.clone()).send(&mut connection);
+                self.registered.finish(rank);
             }
-            // It disconnected, and may register again.
-            Ok(_) => {}
-            Err(reason) => {
+            (Ok((rank, entry)), None) => {
+                // One that has disconnected may register again.
+                if BootstrapMessage::Accept.send(&mut connection).is_ok() {
+                    self.registered.register(rank, entry, connection)?;
+                }
+            }
+            (Err(reason), _) => {
                 self.note_turned_away(peer, &reason);
                 // Best effort: the peer may be gone.
                 let _ = BootstrapMessage::Reject(reason).send(&mut connection);
             }
         }
+        Ok(())
     }
 
     fn note_turned_away(&mut self, peer_addr: SocketAddr, reason: &str) {
@@ -192,17 +223,8 @@ impl Rendezvous {
                 "this group has {expected} ranks, and it was started for {ranks}"
             ));
         }
-        self.registered.resize_with(ranks as usize, || None);
-        let Some(slot) = self.registered.get_mut(rank.index()) else {
-            return Err(format!("there is no rank {rank} in a group of {ranks}"));
-        };
-        // A rank that disconnected in the meantime may be replaced: it was restarted.
-        if let Some((connection, Entry { member, .. })) = slot
-            && is_connected(connection)
-        {
-            return Err(format!("rank {rank} has come already: {member}"));
-        }
-        *slot = None;
+        self.registered.expect(ranks);
+        self.registered.may_register(rank)?;
         if !is_connectable(entry.listen_addr.ip()) {
             return Err(format!("no rank can connect to {}", entry.listen_addr));
         }
@@ -210,25 +232,23 @@ impl Rendezvous {
     }
 
     fn time_out(mut self, within: Duration) -> BootstrapError {
-        let absent = |(rank, slot): (usize, &Option<_>)| slot.is_none().then_some(Rank(rank as u32));
-        let missing: Vec<_> = self.registered.iter().enumerate().filter_map(absent).collect();
+        if let Some(ended) = self.failure {
+            return ended_error(ended);
+        }
         let turned_away = self
             .turned_away
             .take()
             .map_or_else(String::new, |(from, why)| format!("; {from} was turned away: {why}"));
         let error = match self.ranks {
             Some(ranks) => BootstrapError::Missing {
-                missing: in_words(&missing),
+                missing: in_words(&self.registered.missing()),
                 ranks,
                 within,
                 turned_away,
             },
             None => BootstrapError::NoRank { within, turned_away },
         };
-        for (connection, _) in self.registered.iter_mut().flatten() {
-            // Best effort: they have deadlines of their own.
-            let _ = BootstrapMessage::Reject(error.to_string()).send(connection);
-        }
+        self.registered.fail(&BootstrapMessage::Reject(error.to_string()));
         error
     }
 }
@@ -247,14 +267,15 @@ fn is_connectable(ip: IpAddr) -> bool {
     !ip.is_unspecified() && !ip.is_multicast()
 }
 
-/// Whether a peer that sends nothing more still holds its connection, whose socket is non-blocking.
-fn is_connected(connection: &Connection) -> bool {
-    let peeked = connection.stream().peek(&mut [0]);
-    matches!(peeked, Err(e) if e.kind() == io::ErrorKind::WouldBlock)
+pub(super) fn ended_error((rank, member): Ended) -> BootstrapError {
+    BootstrapError::Ended {
+        rank,
+        member: member.to_string(),
+    }
 }
 
 /// A rendezvous that a thread serves. Dropping it cancels the wait and informs the registered
-/// ranks.
+/// ranks; when all have registered, it waits until they are connected to each other.
 #[derive(Debug)]
 pub struct RendezvousServer {
     id: UniqueId,
@@ -269,12 +290,12 @@ impl RendezvousServer {
         &self.id
     }
 
-    /// Lets it serve until all ranks have registered, or the timeout; it ends with the process.
+    /// Lets it serve until all ranks are connected, or the timeout; it ends with the process.
     pub fn detach(mut self) {
         self.thread = None;
     }
 
-    /// Waits until all ranks have registered, or the timeout.
+    /// Waits until all ranks are connected to each other, or the timeout.
     ///
     /// # Errors
     /// As [`Rendezvous::serve`].

@@ -15,7 +15,7 @@ use crate::types::Rank;
 
 /// Ranks are the roles of hellos; the last byte of the preamble is the version.
 pub(super) const PROTOCOL: Protocol = Protocol {
-    preamble: b"doorbel\x04",
+    preamble: b"doorbel\x05",
     max_hello: 4 + MAX_ENTRY,
     max_message: 1 + 4 + MAX_RANKS as usize * (NONCE + MAX_ENTRY),
 };
@@ -26,7 +26,8 @@ pub(super) const MAX_RANKS: u32 = 4096;
 /// Maximum length of a member's entry, without its nonce.
 const MAX_ENTRY: usize = 18 + 4 + 2 + MAX_HOST;
 const MAX_REASON: usize = 1024;
-const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+/// For a message to pass between two ends of which none waits for another.
+pub(super) const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
@@ -110,20 +111,27 @@ impl Entry {
     /// All but the nonce.
     fn put(&self, to: &mut Vec<u8>) {
         put_address(to, self.listen_addr);
-        to.extend_from_slice(&self.member.process.to_le_bytes());
-        put_text(to, &self.member.host, MAX_HOST);
+        put_member(to, &self.member);
     }
 
     fn read(from: &mut Reader, nonce: Nonce) -> Option<Self> {
-        let listen_addr = address(from)?;
-        let process = from.u32()?;
-        let host = from.text(MAX_HOST)?;
         Some(Self {
-            listen_addr,
+            listen_addr: address(from)?,
             nonce,
-            member: Member { host, process },
+            member: member(from)?,
         })
     }
+}
+
+fn put_member(to: &mut Vec<u8>, member: &Member) {
+    to.extend_from_slice(&member.process.to_le_bytes());
+    put_text(to, &member.host, MAX_HOST);
+}
+
+fn member(from: &mut Reader) -> Option<Member> {
+    let process = from.u32()?;
+    let host = from.text(MAX_HOST)?;
+    Some(Member { host, process })
 }
 
 /// What a member's hello says to the rendezvous.
@@ -161,13 +169,21 @@ impl Registration {
 pub(super) enum BootstrapMessage {
     /// From the rendezvous: all members, by rank.
     Table(Vec<Entry>),
+    /// From the rendezvous or a rank: the connection is accepted; behind the table, all ranks are
+    /// connected to each other.
     Accept,
     Reject(String),
+    /// From the rendezvous: a rank has ended, and the group will not be complete.
+    Ended(Rank, Member),
+    /// To the rendezvous: the rank knows of its acceptance, and will not register again.
+    Confirm,
+    /// To the rendezvous: the rank is connected to all others.
+    Connected,
 }
 
 impl BootstrapMessage {
     pub(super) fn send(&self, to: &mut Connection) -> io::Result<()> {
-        to.send(&self.encode(), Deadline::after(WRITE_TIMEOUT))
+        to.send(&self.encode(), Deadline::after(SEND_TIMEOUT))
     }
 
     pub(super) fn receive(from: &mut Connection, deadline: Deadline) -> Result<Self, ReceiveError> {
@@ -190,6 +206,13 @@ impl BootstrapMessage {
                 to.push(5);
                 put_text(&mut to, reason, MAX_REASON);
             }
+            Self::Confirm => to.push(6),
+            Self::Connected => to.push(7),
+            Self::Ended(rank, member) => {
+                to.push(8);
+                to.extend_from_slice(&rank.0.to_le_bytes());
+                put_member(&mut to, member);
+            }
         }
         to
     }
@@ -210,6 +233,9 @@ impl BootstrapMessage {
             }
             4 => Self::Accept,
             5 => Self::Reject(from.text(MAX_REASON)?),
+            6 => Self::Confirm,
+            7 => Self::Connected,
+            8 => Self::Ended(Rank(from.u32()?), member(&mut from)?),
             _ => return None,
         };
         from.end()?;
@@ -249,6 +275,9 @@ mod tests {
             BootstrapMessage::Table(vec![entry(), six, entry()]),
             BootstrapMessage::Accept,
             BootstrapMessage::Reject("no".into()),
+            BootstrapMessage::Confirm,
+            BootstrapMessage::Connected,
+            BootstrapMessage::Ended(Rank(3), entry().member),
         ]
     }
 
@@ -330,7 +359,7 @@ mod tests {
 
     /// Any bytes behind a kind that there is, and messages of which some bytes are others.
     fn message_bytes() -> impl Strategy<Value = Vec<u8>> {
-        let random = (0..9_u8, vec(any::<u8>(), 0..400)).prop_map(|(kind, rest)| [&[kind], &rest[..]].concat());
+        let random = (0..10_u8, vec(any::<u8>(), 0..400)).prop_map(|(kind, rest)| [&[kind], &rest[..]].concat());
         let near = (0..messages().len(), vec((any::<Index>(), any::<u8>()), 0..4)).prop_map(|(which, changes)| {
             let mut bytes = messages()[which].encode();
             for (at, value) in changes {

@@ -11,6 +11,7 @@ use doorbell_collectives::bootstrap::{
     BootstrapError, Exchange, Group, Options, Rendezvous, RendezvousServer, Secret, UniqueId,
 };
 
+use super::scripted::{ACCEPT, PREAMBLE};
 use super::with_all;
 
 fn serving(ranks: u32) -> RendezvousServer {
@@ -130,24 +131,6 @@ fn invalid_and_duplicate_ranks_are_rejected_with_a_reason() {
 }
 
 #[test]
-fn a_rank_that_dies_while_it_waits_can_register_again() {
-    let serving = serving(2);
-    let id = serving.id().clone();
-    // A process that registered and exited: its message is a real one.
-    let early = thread::spawn(move || {
-        let short = Options {
-            timeout: Duration::from_millis(300),
-            ..Options::default()
-        };
-        Group::join(&id, Rank(1), 2, &short).unwrap_err()
-    });
-    let said = early.join().unwrap().to_string();
-    assert!(said.contains("rank 1 lost the rendezvous"), "{said}");
-    comes_together(&serving, 2);
-    serving.wait().unwrap();
-}
-
-#[test]
 fn a_late_rank_finds_no_rendezvous() {
     let serving = serving(1);
     let id = serving.id().clone();
@@ -199,10 +182,8 @@ fn a_dropped_rendezvous_informs_registered_ranks() {
     assert!(said.contains("rank 0 of 2 did not come"), "{said}");
 }
 
-const PREAMBLE: [u8; 8] = *b"doorbel\x04";
 const CHALLENGE: u8 = 0;
 const REFUSAL: u8 = 1;
-const ACCEPT: u8 = 4;
 
 /// The first frame of a connection, behind the preamble.
 fn first(frame: &[u8]) -> Vec<u8> {

@@ -1,7 +1,9 @@
 //! Groups over loopback, in threads and in processes: bootstrap, and failures of members.
 
+mod ended;
 mod hostile;
 mod member;
+mod scripted;
 
 use std::net::TcpListener;
 use std::thread;

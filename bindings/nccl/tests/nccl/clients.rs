@@ -236,26 +236,40 @@ fn work_of_a_killed_rank_that_its_gpu_executes_on_ends() {
     });
 }
 
+/// Ends once the victim has said that it was initialised.
+fn kill_in_initialisation(victim: usize, at: u32, environment: &[(&str, &str)]) -> bool {
+    let (at, number) = (at.to_string(), victim.to_string());
+    let killed = [("KILLED_AT", at.as_str()), ("VICTIM", number.as_str())];
+    let mut ends = run("killed-in-initialisation", 3, 3, &[&killed, environment].concat());
+    let (said, status) = ends.remove(victim);
+    assert_eq!(
+        status.signal(),
+        Some(9),
+        "rank {victim}, killed at {at}: {status}: {said}"
+    );
+    let has_passed = |(said, status): &(String, ExitStatus)| status.success() && said.trim() == "PASS";
+    assert!(ends.iter().all(has_passed), "rank {victim}, killed at {at}: {ends:?}");
+    said.contains("INITIALISED")
+}
+
 /// At each of the calls by which ranks pass descriptors to each other, and at its end.
 #[test]
 fn a_rank_that_is_killed_in_its_initialisation_is_named_to_the_others() {
     for victim in [0, 2] {
-        for at in 1_u32.. {
-            let (at, number) = (at.to_string(), victim.to_string());
-            let environment = [("KILLED_AT", at.as_str()), ("VICTIM", number.as_str())];
-            let mut ends = run("killed-in-initialisation", 3, 3, &environment);
-            let (said, status) = ends.remove(victim);
-            assert_eq!(
-                status.signal(),
-                Some(9),
-                "rank {victim}, killed at {at}: {status}: {said}"
-            );
-            let has_passed = |(said, status): &(String, ExitStatus)| status.success() && said.trim() == "PASS";
-            assert!(ends.iter().all(has_passed), "rank {victim}, killed at {at}: {ends:?}");
-            if said.contains("INITIALISED") {
-                assert_ne!(at, "1", "no call was counted");
-                break;
-            }
+        let first = (1..).find(|at| kill_in_initialisation(victim, *at, &[]));
+        assert_ne!(first, Some(1), "no call was counted");
+    }
+}
+
+/// At each of the calls by which a rank connects to the others and sends them something, once it
+/// has confirmed its registration: three calls. The first rank connects to two others, and the last
+/// one replies to two. Last, each says that it is connected.
+#[test]
+fn a_rank_that_is_killed_in_the_rendezvous_is_named_to_the_others() {
+    for (victim, last) in [(0, 8), (2, 6)] {
+        for at in 4..=last {
+            let is_initialised = kill_in_initialisation(victim, at, &[("IN_RENDEZVOUS", "1")]);
+            assert!(!is_initialised, "rank {victim} has made fewer than {at} calls");
         }
     }
 }

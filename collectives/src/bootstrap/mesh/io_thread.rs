@@ -6,22 +6,20 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use doorbell_rendezvous::{Deadline, FrameMac, set_keepalive};
+use doorbell_rendezvous::{Deadline, FrameMac};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::frame::{Frame, Inbound};
 use super::state::{PeerState, Shared, State};
+use crate::bootstrap::keep_alive;
 
 /// Time that a closing mesh tries to send goodbye to peers that do not read.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
 const READ_CHUNK: usize = 64 << 10;
 /// Reads from one peer before the next peer is served (round-robin).
 const READS_PER_PEER: usize = 16;
-/// TCP keepalive idle time and interval, in seconds.
-const KEEPALIVE_INTERVAL_S: u32 = 10;
-const KEEPALIVE_PROBES: u32 = 3;
 /// TCP_USER_TIMEOUT: how long data may stay unacknowledged, in ms.
 const USER_TIMEOUT_MS: u32 = 40_000;
 const CLOSED: &str = "its connection closed";
@@ -55,8 +53,7 @@ impl IoThread {
         let link = |(stream, mac): (TcpStream, FrameMac)| -> io::Result<PeerStream> {
             stream.set_nonblocking(true)?;
             stream.set_nodelay(true)?;
-            // A host that vanishes closes no connection: TCP keepalive detects it.
-            set_keepalive(&stream, KEEPALIVE_INTERVAL_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES)?;
+            keep_alive(&stream)?;
             setsockopt(&stream, sockopt::TcpUserTimeout, &USER_TIMEOUT_MS)?;
             Ok(PeerStream {
                 stream,

@@ -22,7 +22,7 @@ use io_thread::IoThread;
 use state::{Shared, State, Taken};
 
 use super::error::{BootstrapError, in_words};
-use super::join::PeerStreams;
+use super::peers::PeerStreams;
 use super::split::{Choice, divide};
 use super::{DEFAULT_TIMEOUT, Exchange, ExchangeError, Member};
 use crate::failure::{
