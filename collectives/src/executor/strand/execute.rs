@@ -9,7 +9,7 @@ use crate::executor::operation::{ActiveOperation, Transport};
 use crate::plan::BlockForm;
 
 /// Loads of a message's last word between two steps: some hundred nanoseconds.
-const LINE_POLLS: u32 = 400;
+const POLLS: u32 = 400;
 
 impl StrandRunner {
     /// Carries out actions until one blocks. Returns whether there was progress.
@@ -101,12 +101,10 @@ impl StrandRunner {
         Ok(self.execution.action as usize == slice.actions.len())
     }
 
-    /// Polls for the lines that execution waits for, and for nothing else: a step takes longer than
-    /// a cache line from another processor. Returns whether they have arrived, if it waits for any.
-    pub(in crate::executor) fn await_lines(&self, op: &ActiveOperation, links: &[Option<Link>]) -> Option<bool> {
-        let Transport::Lines(lines) = op.transport else {
-            return None;
-        };
+    /// Polls for the message that execution waits for, and for nothing else: a step takes longer
+    /// than a cache line from another processor. Returns whether it has arrived; `None` if execution
+    /// waits for none, or for one that is granted.
+    pub(in crate::executor) fn await_message(&self, op: &ActiveOperation, links: &[Option<Link>]) -> Option<bool> {
         let slice = op.ready.only_slice.as_ref()?.get(self.strand as usize)?;
         let action = slice.actions.get(self.execution.action as usize)?;
         let (Work::Recv { from, .. } | Work::RecvReduce { from, .. }) = action.work else {
@@ -116,7 +114,11 @@ impl StrandRunner {
             return None;
         }
         let link = links.get(from.index())?.as_ref()?;
-        Some(link.await_lines(lines, action.len, LINE_POLLS))
+        match op.transport {
+            Transport::Lines(lines) => Some(link.await_lines(lines, action.len, POLLS)),
+            Transport::Simple { .. } if !op.transport.is_granted(action.len) => Some(link.await_eager(POLLS)),
+            Transport::Simple { .. } | Transport::Window => None,
+        }
     }
 
     #[inline(always)]
