@@ -29,8 +29,9 @@ pub(crate) const GRANT_BYTES: usize = 32;
 /// Maximum bytes of an eager message of Simple. Both ends know a message's length.
 pub(crate) const EAGER_BYTES: usize = 16 << 10;
 pub(crate) const EAGER_SLOTS: u64 = 8;
-/// Bytes of an eager slot: the message, and behind it its sequence number, at the end of a cache
-/// line. So a message of at most 56 bytes is on the same line.
+/// Maximum bytes of an eager message on the cache line of its sequence number.
+pub(crate) const EAGER_LINE: usize = 56;
+/// Bytes of an eager slot: the message, and behind it its sequence number, at the end of a line.
 pub(crate) const EAGER_SLOT: usize = EAGER_BYTES + 64;
 /// Bytes of a lengths record: bytes sent, bytes expected, sequence number.
 pub(crate) const LENGTHS_BYTES: usize = 24;

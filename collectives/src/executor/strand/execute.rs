@@ -7,6 +7,7 @@ use crate::executor::error::Failed;
 use crate::executor::link::Link;
 use crate::executor::operation::{ActiveOperation, Transport};
 use crate::plan::BlockForm;
+use crate::protocol::EAGER_LINE;
 
 /// Loads of a message's last word between two steps: some hundred nanoseconds.
 const POLLS: u32 = 400;
@@ -102,8 +103,8 @@ impl StrandRunner {
     }
 
     /// Polls for the message that execution waits for, and for nothing else: a step takes longer
-    /// than a cache line from another processor. Returns whether it has arrived; `None` if execution
-    /// waits for none, or for one that is granted.
+    /// than a cache line from another processor. Returns whether it has arrived; `None` if nothing
+    /// is awaited, or a message of Simple of several lines, which polling would delay.
     pub(in crate::executor) fn await_message(&self, op: &ActiveOperation, links: &[Option<Link>]) -> Option<bool> {
         let slice = op.ready.only_slice.as_ref()?.get(self.strand as usize)?;
         let action = slice.actions.get(self.execution.action as usize)?;
@@ -116,7 +117,9 @@ impl StrandRunner {
         let link = links.get(from.index())?.as_ref()?;
         match op.transport {
             Transport::Lines(lines) => Some(link.await_lines(lines, action.len, POLLS)),
-            Transport::Simple { .. } if !op.transport.is_granted(action.len) => Some(link.await_eager(POLLS)),
+            Transport::Simple { granted_from, .. } if action.len < granted_from.min(EAGER_LINE + 1) => {
+                Some(link.await_eager(POLLS))
+            }
             Transport::Simple { .. } | Transport::Window => None,
         }
     }
