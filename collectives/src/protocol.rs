@@ -17,7 +17,9 @@
 //! and expects (`LENGTHS_RING`). Neither end writes to granted memory or consumes messages before
 //! both have sent the same lengths.
 //!
-//! The receiver writes the count of released slots of a ring (`CREDITS`) every half ring.
+//! The count of released slots of a ring piggybacks on the next message of the same ring: in the
+//! upper half of an eager message's number, and in a word of LL behind the data. The receiver
+//! writes it (`CREDITS`) where half a ring has been released since, and by LL128.
 
 use crate::types::Protocol;
 
@@ -27,7 +29,9 @@ pub(crate) const GRANT_BYTES: usize = 32;
 /// Maximum bytes of an eager message of Simple. Both ends know a message's length.
 pub(crate) const EAGER_BYTES: usize = 16 << 10;
 pub(crate) const EAGER_SLOTS: u64 = 8;
-/// Bytes of an eager slot: the message, and its sequence number on a cache line of its own.
+/// Maximum bytes of an eager message on the cache line of its sequence number.
+pub(crate) const EAGER_LINE: usize = 56;
+/// Bytes of an eager slot: the message, and behind it its sequence number, at the end of a line.
 pub(crate) const EAGER_SLOT: usize = EAGER_BYTES + 64;
 /// Bytes of a lengths record: bytes sent, bytes expected, sequence number.
 pub(crate) const LENGTHS_BYTES: usize = 24;
@@ -66,10 +70,11 @@ impl LineProtocol {
         }
     }
 
+    /// A full message, and more: the slots of a ring are not in the same sets of a cache.
     pub(crate) const fn slot(self) -> usize {
         match self {
-            Self::Ll => 2048,
-            Self::Ll128 => 8192,
+            Self::Ll => 2048 + 64,
+            Self::Ll128 => 8192 + 128,
         }
     }
 
@@ -86,16 +91,17 @@ impl LineProtocol {
 
     pub(crate) const fn capacity(self) -> usize {
         match self {
-            Self::Ll => self.slot() / 2,
-            Self::Ll128 => self.slot() / 128 * 120,
+            Self::Ll => 2048 / 2,
+            Self::Ll128 => 8192 / 128 * 120,
         }
     }
 
-    /// Bytes in a slot: at least one word or line, as the flag announces the message.
+    /// Bytes in a slot: at least one word or line, as the flag announces the message. The last word
+    /// of LL is the credit.
     pub(crate) const fn wire_bytes(self, bytes: usize) -> usize {
         let bytes = if bytes == 0 { 1 } else { bytes };
         match self {
-            Self::Ll => bytes.div_ceil(4) * 8,
+            Self::Ll => bytes.div_ceil(4) * 8 + 8,
             Self::Ll128 => bytes.div_ceil(120) * 128,
         }
     }
@@ -117,14 +123,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_slot_is_what_its_room_takes() {
+    fn the_longest_message_fits_a_slot() {
         for lines in [LineProtocol::Ll, LineProtocol::Ll128] {
-            assert_eq!(lines.wire_bytes(lines.capacity()), lines.slot());
-            assert!(lines.wire_bytes(lines.capacity() + 1) > lines.slot());
+            assert!(lines.wire_bytes(lines.capacity()) <= lines.slot());
         }
         assert_eq!(
             (LineProtocol::Ll.wire_bytes(0), LineProtocol::Ll128.wire_bytes(0)),
-            (8, 128)
+            (16, 128)
         );
     }
 

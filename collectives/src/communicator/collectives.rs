@@ -10,6 +10,7 @@ use crate::kernel::Element;
 use crate::plan::Collective;
 use crate::types::{DataType, Rank, ReduceOp};
 
+#[cold]
 pub(super) fn misuse<T>(collective: Collective, what: impl Into<String>) -> Result<T, CollectiveError> {
     let what = what.into();
     Err(CollectiveError::Misuse { collective, what })
@@ -26,6 +27,7 @@ pub(crate) fn displacements(counts: &[usize]) -> (Vec<(u64, u64)>, usize) {
 }
 
 impl Communicator {
+    #[inline(always)]
     pub(super) fn spec<T: Element>(
         &self,
         collective: Collective,
@@ -36,6 +38,7 @@ impl Communicator {
         self.spec_of(collective, (T::TYPE, count as u64), input, output)
     }
 
+    #[inline(always)]
     pub(super) fn spec_of(
         &self,
         collective: Collective,
@@ -88,7 +91,7 @@ impl Communicator {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn with_reduction(
         mut spec: OperationSpec,
         reduction: Reduction,

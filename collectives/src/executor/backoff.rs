@@ -45,7 +45,8 @@ impl Backoff {
         self.spin
     }
 
-    fn is_oversubscribed(&self) -> bool {
+    #[inline]
+    pub(super) fn is_oversubscribed(&self) -> bool {
         self.spin == SPIN_OVERSUBSCRIBED
     }
 

@@ -20,7 +20,7 @@ pub(super) struct Rail {
 }
 
 /// The first bytes of an address: version of the format and of the mailbox.
-const VERSION: [u8; 8] = *b"DBCOLL\0\x04";
+const VERSION: [u8; 8] = *b"DBCOLL\0\x05";
 const ADDRESS_BYTES: usize = 32 + 24;
 /// Completion queue entries that every device supports.
 const CQ_ENTRIES: u32 = 24_000;

@@ -8,22 +8,23 @@
 //! No model is possible: the other side is a device. Each word is loaded once with Acquire and
 //! orders what was written before it.
 
+mod ring;
+
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use doorbell_verbs::{
     Batch, BufferAlias, PostError, QpState, QueuePair, QueuePairError, ReliableConnection, Remote, WriteAccess,
 };
 
+use self::ring::{Ring, eager_data, eager_number, eager_word};
 use super::error::Failed;
 use super::window::Puts;
-use crate::kernel::lines::{ll_flag_word, pack_ll, pack_ll128, try_unpack_ll, try_unpack_ll128};
-use crate::protocol::{
-    EAGER_BYTES, EAGER_SLOT, EAGER_SLOTS, GRANT_BYTES, GRANTS, LENGTHS_BYTES, LENGTHS_SLOTS, LineProtocol, mailbox,
-};
+use crate::kernel::lines::{ll_parts, ll_word, pack_ll, pack_ll128, try_unpack_ll, try_unpack_ll128};
+use crate::protocol::{EAGER_SLOTS, GRANT_BYTES, GRANTS, LENGTHS_BYTES, LENGTHS_SLOTS, LineProtocol, mailbox};
 use crate::types::Rank;
 
-/// Maximum inline bytes of a send: covers short LL messages and all control writes.
-pub(super) const INLINE: usize = 256;
+/// Maximum inline bytes of a send: covers LL messages of 128 bytes and all control writes.
+pub(super) const INLINE: usize = LineProtocol::Ll.wire_bytes(128);
 /// Maximum queued control writes: each takes a send queue slot.
 const MAX_CONTROL_WRITES: usize = 24;
 pub(super) const SEND_DEPTH: u32 = 128;
@@ -58,15 +59,6 @@ fn post_control_writes<'d>(
     }
 }
 
-#[derive(Clone, Copy, Default)]
-struct Ring {
-    /// Slots filled at the peer.
-    sent: u64,
-    /// Slots released here, and those of them that the peer has been credited.
-    consumed: u64,
-    credited: u64,
-}
-
 /// The memory of a link, in a segment that outlives its queue pair.
 pub(super) struct MailboxMemory {
     pub(super) local: *mut u8,
@@ -82,18 +74,6 @@ const LL_FLAGS: u64 = 1 << 31;
 #[inline]
 fn ll_flag(number: u64) -> u32 {
     (number % LL_FLAGS) as u32 | 1 << 31
-}
-
-/// The offset of the sequence number in the slot of the eager message that follows `before` others.
-#[inline]
-fn eager_number(before: u64) -> usize {
-    mailbox::EAGER_RING + (before % EAGER_SLOTS) as usize * EAGER_SLOT + EAGER_BYTES
-}
-
-/// The offset of the data of an eager message: right before the number, so that one WRITE has both.
-#[inline]
-fn eager_data(number: usize, len: usize) -> usize {
-    number - len.next_multiple_of(64).min(EAGER_BYTES)
 }
 
 pub(super) const STAGING_BYTES: usize = mailbox::LENGTHS_RING - mailbox::LINE_RINGS[0];
@@ -242,19 +222,16 @@ impl Link {
 
     #[inline]
     fn has_slot(&self, ring: usize, slots: u64) -> bool {
-        let sent = self.rings[ring].sent;
-        sent - self.word(mailbox::CREDITS[ring]).min(sent) < slots
+        let Ring { sent, released, .. } = self.rings[ring];
+        let is_free = |released: u64| sent - released.min(sent) < slots;
+        is_free(released) || is_free(self.word(mailbox::CREDITS[ring]))
     }
 
-    /// Releases a slot. The peer is credited every half ring, with or before the next message.
+    /// Releases a slot. Mostly the next message of the ring carries the credit.
     #[inline]
     fn release_slot(&mut self, ring: usize, slots: u64) {
-        let Ring { consumed, credited, .. } = &mut self.rings[ring];
-        *consumed += 1;
-        if *consumed - *credited >= slots / 2 {
-            *credited = *consumed;
-            let credited = credited.to_ne_bytes();
-            self.queue_control_write(mailbox::CREDITS[ring], &credited);
+        if let Some(credit) = self.rings[ring].release(slots) {
+            self.queue_control_write(mailbox::CREDITS[ring], &credit.to_ne_bytes());
         }
     }
 
@@ -322,14 +299,16 @@ impl Link {
     /// `from` is valid for reads of `len` bytes, at most those of an eager message, and not written
     /// meanwhile.
     pub(super) unsafe fn send_eager(&mut self, from: *const u8, len: usize) -> Result<(), Failed> {
-        let number = eager_number(self.rings[EAGER].sent);
+        let ring = &mut self.rings[EAGER];
+        let number = eager_number(ring.sent);
         let start = eager_data(number, len);
-        self.rings[EAGER].sent += 1;
+        ring.sent += 1;
+        let word = eager_word(ring.sent, ring.credit());
         // SAFETY: by contract; both are in a slot of the staging buffer, which is free: the peer
         // has credited it, and so its earlier message has arrived.
         unsafe {
             core::ptr::copy_nonoverlapping(from, self.staging(start), len);
-            self.staging(number).cast::<u64>().write(self.rings[EAGER].sent);
+            self.staging(number).cast::<u64>().write(word);
         }
         self.write_staged(start, number + 8 - start)
     }
@@ -411,9 +390,11 @@ impl Link {
     pub(super) fn receive_eager(&mut self, len: usize) -> Option<*mut u8> {
         let consumed = self.rings[EAGER].consumed;
         let number = eager_number(consumed);
-        if self.word(number) != consumed + 1 {
+        let word = self.word(number);
+        if word as u32 != (consumed + 1) as u32 {
             return None;
         }
+        self.rings[EAGER].add_credit((word >> 32) as u32);
         self.release_slot(EAGER, EAGER_SLOTS);
         // SAFETY: in the mailbox.
         Some(unsafe { self.memory.local.add(eager_data(number, len)) })
@@ -434,6 +415,10 @@ impl Link {
         let slot = (ring.sent % lines.slots()) as usize * lines.slot();
         ring.sent += 1;
         let flag = ring.sent;
+        let credit = match lines {
+            LineProtocol::Ll => ring.credit(),
+            LineProtocol::Ll128 => 0,
+        };
         let offset = mailbox::LINE_RINGS[lines.index()] + slot;
         let wire = lines.wire_bytes(len);
         // An empty message is one word of padding.
@@ -448,7 +433,11 @@ impl Link {
         // aligned, and free: the peer has credited it, and so its earlier message has arrived.
         unsafe {
             match lines {
-                LineProtocol::Ll => pack_ll(ll_flag(flag), from, len, into),
+                LineProtocol::Ll => {
+                    pack_ll(ll_flag(flag), from, len, into);
+                    let last = into.add(wire - 8).cast::<u64>();
+                    last.write(ll_word(credit, ll_flag(flag)));
+                }
                 LineProtocol::Ll128 => pack_ll128(flag, from, len, into),
             }
         }
@@ -463,12 +452,16 @@ impl Link {
     pub(super) unsafe fn receive_lines(&mut self, lines: LineProtocol, into: *mut u8, len: usize) -> bool {
         let consumed = self.rings[lines.index()].consumed;
         let flag = consumed + 1;
+        let offset = mailbox::LINE_RINGS[lines.index()] + (consumed % lines.slots()) as usize * lines.slot();
+        if lines == LineProtocol::Ll {
+            let (credit, seen) = ll_parts(self.word(offset + lines.wire_bytes(len) - 8));
+            if seen != ll_flag(flag) {
+                return false;
+            }
+            self.rings[lines.index()].add_credit(credit);
+        }
         // SAFETY: in the mailbox.
-        let slot = unsafe {
-            self.memory
-                .local
-                .add(mailbox::LINE_RINGS[lines.index()] + (consumed % lines.slots()) as usize * lines.slot())
-        };
+        let slot = unsafe { self.memory.local.add(offset) };
         // SAFETY: the slot is aligned and as long as its lines; `into` by contract.
         let complete = unsafe {
             match lines {
@@ -496,10 +489,17 @@ impl Link {
         let slot = mailbox::LINE_RINGS[lines.index()] + (consumed % lines.slots()) as usize * lines.slot();
         let last = slot + lines.wire_bytes(len) - 8;
         let (mask, expected) = match lines {
-            LineProtocol::Ll => (ll_flag_word(u32::MAX), ll_flag_word(ll_flag(consumed + 1))),
+            LineProtocol::Ll => (ll_word(0, u32::MAX), ll_word(0, ll_flag(consumed + 1))),
             LineProtocol::Ll128 => (u64::MAX, consumed + 1),
         };
         (0..polls).any(|_| self.word(last) & mask == expected)
+    }
+
+    /// The same of an eager message's number.
+    pub(super) fn await_eager(&self, polls: u32) -> bool {
+        let consumed = self.rings[EAGER].consumed;
+        let number = eager_number(consumed);
+        (0..polls).any(|_| self.word(number) as u32 == (consumed + 1) as u32)
     }
 
     /// Posts what fits of a put, behind the control writes. Returns whether all of it was posted.

@@ -115,7 +115,7 @@ impl Engine {
             if !moved {
                 idle += 1;
                 let arrived = match runners {
-                    [runner] => runner.await_lines(op, &self.links[0]),
+                    [runner] if !self.backoff.is_oversubscribed() => runner.await_message(op, &self.links[0]),
                     _ => None,
                 };
                 if arrived.map_or(idle.is_multiple_of(CQ_POLL_INTERVAL), |arrived| !arrived) {

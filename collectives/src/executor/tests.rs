@@ -107,6 +107,52 @@ fn credits_that_did_not_fit_are_sent_in_the_next_operation() {
     full_queue(LineProtocol::Ll.slots());
 }
 
+/// Ranks that send as many messages as they receive need no control writes: each request of the
+/// queue pair is a message.
+#[test]
+fn credits_piggyback_on_messages() {
+    const OPERATIONS: u64 = 100;
+    let schedule = Algorithm::RecursiveDoubling
+        .schedule(Collective::AllReduce, &[Rank(0), Rank(1)], Rank(0))
+        .unwrap();
+    for protocol in [Protocol::Ll, Protocol::Simple] {
+        let mut engines = two();
+        let plan = engines.each_mut().map(|engine| engine.prepare(&*schedule).unwrap());
+        let memory = engines.each_mut().map(|engine| engine.allocate(8).unwrap());
+        for _ in 0..OPERATIONS {
+            for (engine, (plan, memory)) in engines.iter_mut().zip(plan.iter().zip(&memory)) {
+                let operation = Operation {
+                    plan: *plan,
+                    function: Function::new(DataType::U32, ReduceOp::Sum, 2).unwrap(),
+                    count: 2,
+                    parts: None,
+                    input: Data::Registered(Arc::clone(memory), 0),
+                    output: Data::Registered(Arc::clone(memory), 0),
+                    scale: None,
+                    tuning: Tuning {
+                        protocol,
+                        channels: 1,
+                        slice: usize::MAX,
+                    },
+                    deadline: None,
+                };
+                // SAFETY: the segment is as long; the operations own it.
+                unsafe { engine.submit(operation) }.unwrap();
+            }
+            until("the end of an operation", || {
+                for engine in &mut engines {
+                    engine.progress();
+                }
+                engines.iter().all(Engine::is_idle)
+            });
+        }
+        for (engine, peer) in engines.iter().zip([1, 0]) {
+            let requests = engine.links[0][peer].as_ref().map(Link::requests);
+            assert_eq!(requests, Some(OPERATIONS), "{protocol}");
+        }
+    }
+}
+
 /// A receiver grants memory for messages before those ahead of them have arrived, so that many
 /// short ones do not need a round trip each.
 #[test]

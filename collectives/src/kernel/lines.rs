@@ -48,7 +48,7 @@ pub unsafe fn pack_ll(flag: u32, from: *const u8, bytes: usize, slot: *mut u8) {
     let first = unsafe { pack_vectors(flag, from, whole, slot) };
     let slot = slot.cast::<AtomicU64>();
     // SAFETY: a word of the slot, aligned by contract and accessed atomically.
-    let put = |i: usize, data: u32| unsafe { (*slot.add(i)).store(join(data, flag), Relaxed) };
+    let put = |i: usize, data: u32| unsafe { (*slot.add(i)).store(ll_word(data, flag), Relaxed) };
     for i in first..whole {
         // SAFETY: the word is within `bytes`, by contract.
         put(i, unsafe { from.cast::<u32>().add(i).read_unaligned() });
@@ -102,7 +102,7 @@ pub unsafe fn try_unpack_ll(flag: u32, slot: *const u8, bytes: usize, into: *mut
         return true;
     };
     // SAFETY: a word of the slot, aligned by contract and accessed atomically.
-    let word = |i: usize| split(unsafe { (*slot.add(i)).load(Acquire) });
+    let word = |i: usize| ll_parts(unsafe { (*slot.add(i)).load(Acquire) });
     let (data, seen) = word(last);
     if seen != flag {
         return false;
@@ -156,19 +156,13 @@ unsafe fn unpack_vectors(flag: u32, slot: *const u8, words: usize, into: *mut u8
 }
 
 #[inline(always)]
-fn join(data: u32, flag: u32) -> u64 {
+pub(crate) fn ll_word(data: u32, flag: u32) -> u64 {
     let ([a, b, c, d], [e, f, g, h]) = (data.to_ne_bytes(), flag.to_ne_bytes());
     u64::from_ne_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// A word of LL with this flag, and no data.
-#[inline]
-pub(crate) fn ll_flag_word(flag: u32) -> u64 {
-    join(0, flag)
-}
-
 #[inline(always)]
-fn split(word: u64) -> (u32, u32) {
+pub(crate) fn ll_parts(word: u64) -> (u32, u32) {
     let [a, b, c, d, e, f, g, h] = word.to_ne_bytes();
     (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]))
 }

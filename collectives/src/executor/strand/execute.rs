@@ -7,9 +7,10 @@ use crate::executor::error::Failed;
 use crate::executor::link::Link;
 use crate::executor::operation::{ActiveOperation, Transport};
 use crate::plan::BlockForm;
+use crate::protocol::EAGER_LINE;
 
 /// Loads of a message's last word between two steps: some hundred nanoseconds.
-const LINE_POLLS: u32 = 400;
+const POLLS: u32 = 400;
 
 impl StrandRunner {
     /// Carries out actions until one blocks. Returns whether there was progress.
@@ -101,12 +102,10 @@ impl StrandRunner {
         Ok(self.execution.action as usize == slice.actions.len())
     }
 
-    /// Polls for the lines that execution waits for, and for nothing else: a step takes longer than
-    /// a cache line from another processor. Returns whether they have arrived, if it waits for any.
-    pub(in crate::executor) fn await_lines(&self, op: &ActiveOperation, links: &[Option<Link>]) -> Option<bool> {
-        let Transport::Lines(lines) = op.transport else {
-            return None;
-        };
+    /// Polls for the message that execution waits for, and for nothing else: a step takes longer
+    /// than a cache line from another processor. Returns whether it has arrived; `None` if nothing
+    /// is awaited, or a message of Simple of several lines, which polling would delay.
+    pub(in crate::executor) fn await_message(&self, op: &ActiveOperation, links: &[Option<Link>]) -> Option<bool> {
         let slice = op.ready.only_slice.as_ref()?.get(self.strand as usize)?;
         let action = slice.actions.get(self.execution.action as usize)?;
         let (Work::Recv { from, .. } | Work::RecvReduce { from, .. }) = action.work else {
@@ -116,7 +115,13 @@ impl StrandRunner {
             return None;
         }
         let link = links.get(from.index())?.as_ref()?;
-        Some(link.await_lines(lines, action.len, LINE_POLLS))
+        match op.transport {
+            Transport::Lines(lines) => Some(link.await_lines(lines, action.len, POLLS)),
+            Transport::Simple { granted_from, .. } if action.len < granted_from.min(EAGER_LINE + 1) => {
+                Some(link.await_eager(POLLS))
+            }
+            Transport::Simple { .. } | Transport::Window => None,
+        }
     }
 
     #[inline(always)]
