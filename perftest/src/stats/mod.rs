@@ -7,6 +7,7 @@ mod cpu;
 mod latency;
 mod pace;
 mod repeats;
+mod student_t;
 
 pub(crate) use bandwidth::{Bandwidth, Timeline};
 pub(crate) use clock::{Clock, ClockChoice, ClockReport};
@@ -14,3 +15,4 @@ pub(crate) use cpu::{CpuMeter, CpuUse};
 pub(crate) use latency::{Latency, LatencySummary, Trip, samples_needed};
 pub(crate) use pace::Pacer;
 pub(crate) use repeats::Spread;
+pub(crate) use student_t::student_t_quantile;
