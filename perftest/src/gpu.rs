@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::cli::GpuArgs;
 use crate::device::{self, Side, Soft};
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, one_line, refused};
 use crate::report::{self, LinkKind};
 use crate::storage::{StorageStatus, stream, tried};
 
@@ -143,12 +143,11 @@ fn storage(file: &FilePath, gpus: &[Entry]) -> Result<Vec<FileInto>, Failure> {
 }
 
 fn query(driver: Driver, soft: Soft, listing: &mut Listing) -> Result<(), Failure> {
-    let failed = |e: doorbell_cuda::Error| Failure::test(one_line(&e.to_string()));
-    let devices = driver.devices().map_err(failed)?;
+    let devices = driver.devices().map_err(refused)?;
     let adapters = adapters(soft, &mut listing.notes)?;
     for gpu in &devices {
-        listing.gpus.push(entry(*gpu, &devices).map_err(failed)?);
-        let context = gpu.context().map_err(failed)?;
+        listing.gpus.push(entry(*gpu, &devices).map_err(refused)?);
+        let context = gpu.context().map_err(refused)?;
         for (adapter, link) in &adapters {
             let pair = adapter
                 .protection_domain()

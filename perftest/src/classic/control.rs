@@ -9,7 +9,7 @@ use super::wire::{
 use crate::device::Device;
 use crate::engine::cm::{CmEndpoint, QpConnector};
 use crate::engine::transport::TestTransport;
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, refused};
 use crate::interrupt::Interrupt;
 
 /// An end before it is connected.
@@ -54,10 +54,7 @@ fn open_control(
     if settings.exchange == Exchange::Tcp {
         return over_tcp(settings, printer, interrupt).map(|control| (control, None));
     }
-    let manager = device
-        .manager
-        .get()
-        .map_err(|e| Failure::test(one_line(&e.to_string())))?;
+    let manager = device.manager.get().map_err(refused)?;
     let make = || QpChannel::prepare(&device.context, settings.device_port);
     let (control, cm) = match &settings.host {
         Some(host) => {

@@ -8,7 +8,7 @@ use doorbell_collectives::{Communicator, Rank};
 use serde::Serialize;
 
 use super::{CollArgs, traffic};
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, one_line, refused};
 use crate::report::{print_line, print_result};
 
 #[derive(Serialize)]
@@ -43,9 +43,7 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
             Collective::AllToAllV => 0,
             other => case.count * data.bytes() as u64 * traffic::parts(other, case.ranks),
         };
-        let decision = comm
-            .explain(args.collective(), root, data, moved)
-            .map_err(|e| Failure::test(one_line(&e.to_string())))?;
+        let decision = comm.explain(args.collective(), root, data, moved).map_err(refused)?;
         if !args.json {
             print_line(&format!("# {bytes} B\n{}", decision.explain()))?;
         }

@@ -13,7 +13,7 @@ use super::CollArgs;
 use super::measure::{TRIAL_OPERATIONS, TypedJob, all_values, dispatch, iterations, own_offsets, print, summary};
 use super::moe::{self, MoeRow, Part};
 use super::table::{Measurement, Report, Row};
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, one_line, refused};
 use crate::interrupt::Interrupt;
 use crate::report::LinkKind;
 
@@ -38,10 +38,6 @@ macro_rules! stops {
 }
 
 stops! { GpuError CollectiveError MoeError doorbell_cuda::Error }
-
-fn failed(e: &dyn std::fmt::Display) -> Failure {
-    Failure::test(one_line(&e.to_string()))
-}
 
 /// Refuses options that do not go with GPUs.
 pub(super) fn check_options(args: &CollArgs) -> Result<(), Failure> {
@@ -77,8 +73,8 @@ pub(super) fn context(comm: &Communicator) -> Result<Context, Failure> {
         .iter()
         .filter(|member| member.host == *host)
         .count();
-    let device = driver.device(before % driver.device_count()).map_err(|e| failed(&e))?;
-    device.context().map_err(|e| failed(&e))
+    let device = driver.device(before % driver.device_count()).map_err(refused)?;
+    device.context().map_err(refused)
 }
 
 struct Job<'a> {
@@ -103,7 +99,7 @@ pub(super) fn run(
 ) -> Result<(), Failure> {
     let gpu = join(comm, &mut report)?;
     measure(args, &gpu, interrupt, report)?;
-    gpu.destroy().map_err(|e| failed(&e))
+    gpu.destroy().map_err(refused)
 }
 
 /// As [`run`], of dispatch or combine.
@@ -116,15 +112,15 @@ pub(super) fn run_moe(
 ) -> Result<(), Failure> {
     let gpu = join(comm, &mut report)?;
     moe::run(args, part, moe::Ranks::OnGpus(&gpu), interrupt, report)?;
-    gpu.destroy().map_err(|e| failed(&e))
+    gpu.destroy().map_err(refused)
 }
 
 /// The communicator of the ranks' GPUs, which the report names.
 fn join<R>(comm: Communicator, report: &mut Report<R>) -> Result<GpuCommunicator, Failure> {
     let context = context(&comm)?;
     let options = GpuOptions::from_env().map_err(|e| Failure::usage(one_line(&e.to_string())))?;
-    let gpu = GpuCommunicator::new(comm, &context, options).map_err(|e| failed(&e))?;
-    let name = context.device().name().map_err(|e| failed(&e))?;
+    let gpu = GpuCommunicator::new(comm, &context, options).map_err(refused)?;
+    let name = context.device().name().map_err(refused)?;
     match gpu.staged_reason() {
         Some(reason) => {
             report.memory = "staged";
@@ -165,11 +161,11 @@ fn measure(args: &CollArgs, gpu: &GpuCommunicator, interrupt: &Interrupt, report
         _ => most,
     };
     let memory = || DeviceMemory::alloc(gpu.context(), most);
-    let memories = [memory().map_err(|e| failed(&e))?, memory().map_err(|e| failed(&e))?];
+    let memories = [memory().map_err(refused)?, memory().map_err(refused)?];
     for memory in &memories {
-        gpu.register(memory).map_err(|e| failed(&e))?;
+        gpu.register(memory).map_err(refused)?;
     }
-    let stream = Stream::new(gpu.context()).map_err(|e| failed(&e))?;
+    let stream = Stream::new(gpu.context()).map_err(refused)?;
     let row = |case: Case, data, bytes, op| {
         let mut job = Job {
             args,
@@ -181,7 +177,7 @@ fn measure(args: &CollArgs, gpu: &GpuCommunicator, interrupt: &Interrupt, report
             op,
             iterations: 0,
         };
-        dispatch(data, &mut job).map_err(|e| failed(&e))
+        dispatch(data, &mut job).map_err(refused)
     };
     print(args, gpu.host(), interrupt, report, row)
 }

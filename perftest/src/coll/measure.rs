@@ -13,7 +13,7 @@ use doorbell_collectives::{CollectiveError, CommBuffer, Communicator, DataType, 
 use super::CollArgs;
 use super::table::{Measurement, Report, Row};
 use super::traffic;
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, refused};
 use crate::interrupt::Interrupt;
 use crate::report::print_line;
 
@@ -44,7 +44,7 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator, interrupt: &Interrupt, r
             op,
             iterations: 0,
         };
-        dispatch(data, &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))
+        dispatch(data, &mut job).map_err(refused)
     };
     print(args, comm, interrupt, report, row)
 }
@@ -87,7 +87,6 @@ fn rows(
     mut row: impl FnMut(Case, DataType, u64, ReduceOp) -> Result<Row, Failure>,
     mut done: impl FnMut(Row) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let failed = |e: CollectiveError| Failure::test(one_line(&e.to_string()));
     let ops: &[ReduceOp] = if args.collective().reduces() {
         &args.op.0
     } else {
@@ -100,7 +99,7 @@ fn rows(
                 // All ranks stop at the same size.
                 let requested = f64::from(u8::from(interrupt.requested()));
                 if all_values(comm, requested)
-                    .map_err(failed)?
+                    .map_err(refused)?
                     .iter()
                     .any(|&requested| requested > 0.0)
                 {

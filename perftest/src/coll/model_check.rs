@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::measure::{Buffers, TypedJob, all_values, dispatch};
 use super::{CollArgs, traffic};
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, refused};
 use crate::report::{print_line, print_result};
 
 const ROUNDS: usize = 5;
@@ -90,7 +90,7 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
     let mut results = Vec::new();
     for bytes in args.sizes() {
         let mut job = Job { args, comm, bytes };
-        let rows = dispatch(args.dtypes()[0], &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))?;
+        let rows = dispatch(args.dtypes()[0], &mut job).map_err(refused)?;
         if table {
             rows.iter().try_for_each(print)?;
         }
