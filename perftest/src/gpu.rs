@@ -6,7 +6,7 @@ use std::path::Path as FilePath;
 
 use doorbell_cuda::{Device, Driver, PeerLink, SmallCopies, WritesOrdering};
 use doorbell_gpudirect::{Flush, GpuMemory, MAX_SMALL_COPY, Path, PathSurvey, Scope, SmallWindow, survey};
-use doorbell_verbs::{Context, Library};
+use doorbell_verbs::Context;
 use serde::Serialize;
 
 use crate::cli::GpuArgs;
@@ -144,7 +144,13 @@ fn storage(file: &FilePath, gpus: &[Entry]) -> Result<Vec<FileInto>, Failure> {
 
 fn query(driver: Driver, soft: Soft, listing: &mut Listing) -> Result<(), Failure> {
     let devices = driver.devices().map_err(refused)?;
-    let adapters = adapters(soft, &mut listing.notes)?;
+    let mut adapters = Vec::new();
+    for (_, link, context) in device::open_each(soft, &mut listing.notes)? {
+        match context {
+            Ok(context) => adapters.push((context, link)),
+            Err(why) => listing.notes.push(one_line(&why)),
+        }
+    }
     for gpu in &devices {
         listing.gpus.push(entry(*gpu, &devices).map_err(refused)?);
         let context = gpu.context().map_err(refused)?;
@@ -163,30 +169,6 @@ fn query(driver: Driver, soft: Soft, listing: &mut Listing) -> Result<(), Failur
         }
     }
     Ok(())
-}
-
-fn adapters(soft: Soft, notes: &mut Vec<String>) -> Result<Vec<(Context, LinkKind)>, Failure> {
-    let mut adapters = Vec::new();
-    match Library::system().and_then(|library| library.devices().map(|devices| (library, devices))) {
-        Ok((library, devices)) => {
-            for found in devices {
-                match library.open(&found.name) {
-                    Ok(context) => adapters.push((context, device::of_system_device(&found.name))),
-                    Err(e) => notes.push(one_line(&e.to_string())),
-                }
-            }
-        }
-        Err(e) => notes.push(format!("no system devices: {}", one_line(&e.to_string()))),
-    }
-    let names: Vec<String> = soft.names().into_iter().map(str::to_owned).collect();
-    let library = soft.library()?;
-    for name in names {
-        match library.open(&name) {
-            Ok(context) => adapters.push((context, LinkKind::SoftUdp)),
-            Err(e) => notes.push(device::explain(&name, &e).to_string()),
-        }
-    }
-    Ok(adapters)
 }
 
 fn entry(gpu: Device, all: &[Device]) -> Result<Entry, doorbell_cuda::Error> {
