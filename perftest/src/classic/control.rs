@@ -4,7 +4,7 @@ use super::printer::Printer;
 use super::settings::{Exchange, Settings, Transport};
 use super::test_end::{Depths, TestEnd};
 use super::wire::{
-    ControlConnection, QpChannel, accept, accept_by_cm, connect, connect_by_cm, listen, listening_address,
+    ControlConnection, PreparedChannel, accept, accept_by_cm, connect, connect_by_cm, listen, listening_address,
 };
 use crate::device::Device;
 use crate::engine::cm::{CmEndpoint, QpConnector};
@@ -55,7 +55,7 @@ fn open_control(
         return over_tcp(settings, printer, interrupt).map(|control| (control, None));
     }
     let manager = device.manager.get().map_err(refused)?;
-    let make = || QpChannel::prepare(&device.context, settings.device_port);
+    let make = || PreparedChannel::new(&device.context, settings.device_port);
     let (control, cm) = match &settings.host {
         Some(host) => {
             printer.waiting()?;
