@@ -121,15 +121,15 @@ pub(crate) fn open_all(names: &[String], soft: &SoftArgs, seed: u64, reach: Reac
     named.map(|(name, faults)| opened(&library, name, faults)).collect()
 }
 
+/// The name of a device, its link, and the device if it could be opened.
+type Opened = (String, LinkKind, Result<Context, String>);
+
 /// Opens every device of the system's library, and every userspace one. A missing library is a
 /// note.
 ///
 /// # Errors
 /// [`Failure::Test`] when the userspace devices are in use already.
-pub(crate) fn open_each(
-    soft: Soft,
-    notes: &mut Vec<String>,
-) -> Result<Vec<(String, LinkKind, Result<Context, String>)>, Failure> {
+pub(crate) fn open_each(soft: Soft, notes: &mut Vec<String>) -> Result<Vec<Opened>, Failure> {
     let mut all = Vec::new();
     match Library::system().and_then(|library| library.devices().map(|devices| (library, devices))) {
         Ok((library, devices)) => all.extend(devices.into_iter().map(|found| {

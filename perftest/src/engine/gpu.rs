@@ -23,6 +23,8 @@ pub(crate) struct GpuMessages {
     len: usize,
 }
 
+type Buffers<R> = Vec<Buffer<Opaque<R>>>;
+
 impl GpuMessages {
     /// Memory for `slots` messages of `len` bytes, as one buffer, which the peer accesses.
     pub(crate) fn in_one<R: Rights>(
@@ -43,7 +45,7 @@ impl GpuMessages {
         (len, slots): (usize, usize),
         chunk: usize,
         rights: R,
-    ) -> Result<(GpuMessages, Vec<Buffer<Opaque<R>>>), Failure> {
+    ) -> Result<(GpuMessages, Buffers<R>), Failure> {
         let memory = GpuMemory::alloc(&gpu.context, len * slots).map_err(refused)?;
         let stream = Stream::new(&gpu.context).map_err(refused)?;
         stream

@@ -34,8 +34,10 @@ pub(crate) struct MoeRow {
     pub(super) wrong: Option<u64>,
 }
 
-/// Head, unit and width of each column, and its cell.
-const COLUMNS: [(&str, &str, usize, fn(&MoeRow) -> String); 15] = [
+/// Head, unit and width of a column, and its cell.
+type Column = (&'static str, &'static str, usize, fn(&MoeRow) -> String);
+
+const COLUMNS: [Column; 15] = [
     ("tokens", "", 7, |row| row.tokens.to_string()),
     ("hidden", "", 6, |row| row.hidden.to_string()),
     ("top-k", "", 5, |row| row.top_k.to_string()),
