@@ -302,9 +302,10 @@ pub(crate) struct LimitsArgs {
 }
 
 /// The operation that a test measures.
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Operation {
     /// RDMA WRITE
+    #[default]
     Write,
     /// RDMA READ
     Read,

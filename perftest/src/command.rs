@@ -1,6 +1,5 @@
 //! `doorbell bw` and `doorbell lat`: the roles of the processes, and the output.
 
-use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, SystemTime};
 
@@ -76,12 +75,19 @@ pub(crate) fn start_server(
     interrupt: &Interrupt,
     forever: bool,
 ) -> Result<Server, Failure> {
-    let second = Soft::second_address(&args.soft)?;
-    let mut arguments = child_arguments(kind, args, device, second);
+    let second = Soft::second_address(&args.soft)?.filter(|_| device.link == LinkKind::SoftUdp);
+    // A capture file is for one process.
+    let soft = SoftArgs {
+        address: second.into_iter().collect(),
+        pcap: None,
+        ..args.soft.clone()
+    };
+    let seed = args.seed.wrapping_add(1);
+    let mut arguments = child_arguments(kind, args, device, seed);
     if forever {
         arguments.push("--forever".into());
     }
-    Server::start(arguments, interrupt)
+    Server::start(&arguments, soft.variables(seed), interrupt)
 }
 
 pub(crate) fn open(args: &TestArgs, side: Side, reach: Reach) -> Result<Device, Failure> {
@@ -92,59 +98,21 @@ pub(crate) fn open(args: &TestArgs, side: Side, reach: Reach) -> Result<Device, 
     Ok(device)
 }
 
-/// The same test and device, with the server's own address and fault seed.
-fn child_arguments(kind: Kind, args: &TestArgs, device: &Device, address: Option<IpAddr>) -> Vec<OsString> {
-    let mut line: Vec<String> = Plan::command(kind, args.operation.name())
-        .split(' ')
-        .map(str::to_owned)
-        .collect();
-    let mut flag = |name: &str, value: Option<String>| {
-        if let Some(value) = value {
-            line.extend([format!("--{name}"), value]);
-        }
-    };
-    let SoftArgs {
-        address: _,
-        udp_port,
-        link,
-        faults,
-        drop,
-        duplicate,
-        reorder,
-        corrupt,
-        mark,
-        delay,
-        congestion,
-        pcap: _,
-    } = &args.soft;
-    flag("port", Some("0".into()));
-    flag("device", Some(device.context.name().to_owned()));
-    flag("gid-index", args.connection.gid_index.map(|index| index.to_string()));
-    flag(
-        "address",
-        address
-            .filter(|_| device.link == LinkKind::SoftUdp)
-            .map(|address| address.to_string()),
-    );
-    flag("udp-port", udp_port.map(|port| port.to_string()));
-    flag("link", link.clone());
-    flag("faults", faults.clone());
-    flag("congestion", congestion.clone());
-    for (name, fraction) in [
-        ("drop", drop),
-        ("duplicate", duplicate),
-        ("reorder", reorder),
-        ("corrupt", corrupt),
-        ("mark", mark),
-    ] {
-        flag(name, fraction.map(|fraction| fraction.to_string()));
-    }
-    // The server's is the second; a single one is for both.
-    flag("gpu", args.gpu.last().map(ToString::to_string));
-    flag("delay", delay.map(|delay| format!("{}ns", delay.as_nanos())));
-    flag("seed", Some(args.seed.wrapping_add(1).to_string()));
-    line.extend(["--server".to_owned(), "--child".to_owned()]);
-    line.into_iter().map(OsString::from).collect()
+/// The same test and device, of which the server's address and faults are variables.
+fn child_arguments(kind: Kind, args: &TestArgs, device: &Device, seed: u64) -> Vec<String> {
+    let options = [
+        ("port", Some("0".to_owned())),
+        ("device", Some(device.context.name().to_owned())),
+        ("gid-index", args.connection.gid_index.map(|index| index.to_string())),
+        // The server's is the second; a single one is for both.
+        ("gpu", args.gpu.last().map(ToString::to_string)),
+        ("seed", Some(seed.to_string())),
+    ];
+    let given = options
+        .into_iter()
+        .filter_map(|(name, value)| Some([format!("--{name}"), value?]));
+    let test = [kind.name(), args.operation.name(), "--server", "--child"].map(str::to_owned);
+    test.into_iter().chain(given.flatten()).collect()
 }
 
 fn client(

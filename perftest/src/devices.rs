@@ -1,7 +1,7 @@
 //! `doorbell devices`: every device that a test could use, the system's and the userspace ones.
 
 use doorbell_collectives::topology::{Device, DeviceKind, Distance, Host};
-use doorbell_verbs::{Context, DeviceError, GidType, Library, PortState};
+use doorbell_verbs::{Context, DeviceError, GidType, PortState};
 use serde::Serialize;
 
 use std::collections::BTreeMap;
@@ -93,32 +93,18 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
         devices: Vec::new(),
         notes: Vec::new(),
     };
-    match Library::system().and_then(|library| library.devices().map(|devices| (library, devices))) {
-        Ok((library, devices)) => {
-            if devices.is_empty() {
-                listing
-                    .notes
-                    .push("the system's RDMA library has no device (rdma link shows what the kernel has)".into());
-            }
-            for found in devices {
-                let link = device::of_system_device(&found.name);
-                let context = library.open(&found.name).map_err(|e| e.to_string());
-                listing.devices.push(entry(found.name, link, context));
-            }
-        }
-        Err(e) => listing
-            .notes
-            .push(format!("no system devices: {}", one_line(&e.to_string()))),
-    }
     let soft = Soft::configured(&args.soft, 0, Side::Single)?;
-    let names: Vec<String> = soft.names().into_iter().map(str::to_owned).collect();
-    let library = soft.library()?;
-    for name in names {
-        let context = library.open(&name).map_err(|e| device::explain(&name, &e).to_string());
-        let copy_modes = context
-            .as_ref()
-            .map_or_else(|_| Vec::new(), |_| device::copy_mode_names(&name));
-        let entry = entry(name, LinkKind::SoftUdp, context);
+    let found = device::open_each(soft, &mut listing.notes)?;
+    if listing.notes.is_empty() && found.iter().all(|(_, link, _)| *link == LinkKind::SoftUdp) {
+        let note = "the system's RDMA library has no device (rdma link shows what the kernel has)";
+        listing.notes.push(note.into());
+    }
+    for (name, link, context) in found {
+        let copy_modes = match (link, &context) {
+            (LinkKind::SoftUdp, Ok(_)) => device::copy_mode_names(&name),
+            _ => Vec::new(),
+        };
+        let entry = entry(name, link, context);
         listing.devices.push(Entry { copy_modes, ..entry });
     }
     for entry in &mut listing.devices {
@@ -189,39 +175,19 @@ fn entry(name: String, link: LinkKind, context: Result<Context, String>) -> Entr
     let queried = context.and_then(|context| query(context).map_err(|e: DeviceError| e.to_string()));
     let (port, gids, default, attr) = match queried {
         Ok(answers) => answers,
-        Err(e) => {
-            return Entry {
-                name,
-                link,
-                state: one_line(&e),
-                active: false,
-                mtu_bytes: None,
-                bits_per_s: None,
-                address: None,
-                gids: Vec::new(),
-                limits: None,
-                copy_modes: Vec::new(),
-                counters: BTreeMap::new(),
-                gpus: None,
-            };
-        }
+        Err(e) => return unknown(name, link, one_line(&e)),
     };
+    let gids = gids.iter().map(|entry| GidLine {
+        index: entry.index,
+        gid: entry.gid.to_string(),
+        kind: gid_kind(entry.kind),
+    });
     Entry {
-        name,
-        link,
-        state: port.state.to_string(),
         active: matches!(port.state, PortState::Active | PortState::ActiveDefer),
         mtu_bytes: Some(port.active_mtu.bytes()),
         bits_per_s: port.bits_per_s,
         address: default.map(|entry| entry.gid.to_ip().to_string()),
-        gids: gids
-            .iter()
-            .map(|entry| GidLine {
-                index: entry.index,
-                gid: entry.gid.to_string(),
-                kind: gid_kind(entry.kind),
-            })
-            .collect(),
+        gids: gids.collect(),
         limits: Some(Limits {
             ports: attr.ports,
             max_queue_depth: attr.max_qp_wr,
@@ -230,6 +196,22 @@ fn entry(name: String, link: LinkKind, context: Result<Context, String>) -> Entr
             max_rd_atomic: attr.max_rd_atomic,
             atomics: attr.atomics,
         }),
+        ..unknown(name, link, port.state.to_string())
+    }
+}
+
+/// The entry of a device of which only the state is known, or why it cannot be queried.
+fn unknown(name: String, link: LinkKind, state: String) -> Entry {
+    Entry {
+        name,
+        link,
+        state,
+        active: false,
+        mtu_bytes: None,
+        bits_per_s: None,
+        address: None,
+        gids: Vec::new(),
+        limits: None,
         copy_modes: Vec::new(),
         counters: BTreeMap::new(),
         gpus: None,

@@ -6,12 +6,12 @@ use std::path::Path as FilePath;
 
 use doorbell_cuda::{Device, Driver, PeerLink, SmallCopies, WritesOrdering};
 use doorbell_gpudirect::{Flush, GpuMemory, MAX_SMALL_COPY, Path, PathSurvey, Scope, SmallWindow, survey};
-use doorbell_verbs::{Context, Library};
+use doorbell_verbs::Context;
 use serde::Serialize;
 
 use crate::cli::GpuArgs;
 use crate::device::{self, Side, Soft};
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, one_line, refused};
 use crate::report::{self, LinkKind};
 use crate::storage::{StorageStatus, stream, tried};
 
@@ -143,12 +143,17 @@ fn storage(file: &FilePath, gpus: &[Entry]) -> Result<Vec<FileInto>, Failure> {
 }
 
 fn query(driver: Driver, soft: Soft, listing: &mut Listing) -> Result<(), Failure> {
-    let failed = |e: doorbell_cuda::Error| Failure::test(one_line(&e.to_string()));
-    let devices = driver.devices().map_err(failed)?;
-    let adapters = adapters(soft, &mut listing.notes)?;
+    let devices = driver.devices().map_err(refused)?;
+    let mut adapters = Vec::new();
+    for (_, link, context) in device::open_each(soft, &mut listing.notes)? {
+        match context {
+            Ok(context) => adapters.push((context, link)),
+            Err(why) => listing.notes.push(one_line(&why)),
+        }
+    }
     for gpu in &devices {
-        listing.gpus.push(entry(*gpu, &devices).map_err(failed)?);
-        let context = gpu.context().map_err(failed)?;
+        listing.gpus.push(entry(*gpu, &devices).map_err(refused)?);
+        let context = gpu.context().map_err(refused)?;
         for (adapter, link) in &adapters {
             let pair = adapter
                 .protection_domain()
@@ -164,30 +169,6 @@ fn query(driver: Driver, soft: Soft, listing: &mut Listing) -> Result<(), Failur
         }
     }
     Ok(())
-}
-
-fn adapters(soft: Soft, notes: &mut Vec<String>) -> Result<Vec<(Context, LinkKind)>, Failure> {
-    let mut adapters = Vec::new();
-    match Library::system().and_then(|library| library.devices().map(|devices| (library, devices))) {
-        Ok((library, devices)) => {
-            for found in devices {
-                match library.open(&found.name) {
-                    Ok(context) => adapters.push((context, device::of_system_device(&found.name))),
-                    Err(e) => notes.push(one_line(&e.to_string())),
-                }
-            }
-        }
-        Err(e) => notes.push(format!("no system devices: {}", one_line(&e.to_string()))),
-    }
-    let names: Vec<String> = soft.names().into_iter().map(str::to_owned).collect();
-    let library = soft.library()?;
-    for name in names {
-        match library.open(&name) {
-            Ok(context) => adapters.push((context, LinkKind::SoftUdp)),
-            Err(e) => notes.push(device::explain(&name, &e).to_string()),
-        }
-    }
-    Ok(adapters)
 }
 
 fn entry(gpu: Device, all: &[Device]) -> Result<Entry, doorbell_cuda::Error> {

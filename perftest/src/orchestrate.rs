@@ -4,7 +4,6 @@
 //! the child ends when it closes. On stdout the child announces, as one line of JSON, the TCP port
 //! where it listens, or why it cannot.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -14,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::device::Variable;
 use crate::failure::{Failure, one_line};
 use crate::interrupt::Interrupt;
 
@@ -46,7 +46,11 @@ impl Server {
     /// # Errors
     /// The child's own failure when it announced one; [`Failure::Test`] when it could not be
     /// started or announced nothing in time; [`Failure::Interrupted`].
-    pub(crate) fn start(arguments: Vec<OsString>, interrupt: &Interrupt) -> Result<Server, Failure> {
+    pub(crate) fn start(
+        arguments: &[String],
+        variables: Vec<Variable>,
+        interrupt: &Interrupt,
+    ) -> Result<Server, Failure> {
         let cannot = |e: io::Error| Failure::test(format!("cannot start a second process for the other end: {e}"));
         let token = token().map_err(cannot)?;
         let program = std::env::current_exe().map_err(cannot)?;
@@ -55,6 +59,7 @@ impl Server {
             // An address and a capture file are for one process.
             .env_remove("DOORBELL_SOFT_ADDR")
             .env_remove("DOORBELL_PCAP")
+            .envs(variables)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

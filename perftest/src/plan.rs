@@ -7,6 +7,7 @@ mod mode;
 
 use std::time::Duration;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::{AtomicOperation, BwArgs, LatArgs, LimitArgs, Operation, TestArgs, Transport};
@@ -33,17 +34,19 @@ const MAX_MTU: u64 = 4096;
 /// Default inline size of latency tests of write and send.
 const DEFAULT_LATENCY_INLINE: u32 = 220;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+/// The kind of test: many messages in flight and bytes per second, or one and its time.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Kind {
-    /// Many messages in flight; bytes per second.
+    /// Bandwidth, as doorbell bw measures it
+    #[default]
     Bw,
-    /// One message in flight; time per message.
+    /// Latency, as doorbell lat measures it
     Lat,
 }
 
 impl Kind {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Bw => "bw",
             Kind::Lat => "lat",

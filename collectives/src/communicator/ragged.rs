@@ -2,7 +2,7 @@
 
 use super::Communicator;
 use super::call::{Call, OperationSpec, Reduction};
-use super::collectives::{displacements, misuse};
+use super::collectives::displacements;
 use super::data::{Source, Target};
 use crate::algorithm::Algorithm;
 use crate::executor::Parts;
@@ -39,22 +39,15 @@ impl Communicator {
         let ranks = self.ranks as usize;
         let ((sent, sending), (received, receiving)) = (displacements(&send), displacements(&receive));
         let spec = if let Some(root) = root.filter(|root| root.0 >= self.ranks) {
-            misuse(COLLECTIVE, format!("rank {root} cannot be the root of {ranks} ranks"))
+            COLLECTIVE.misuse(format!("rank {root} cannot be the root of {ranks} ranks"))
         } else if send.len() != ranks || receive.len() != ranks {
-            misuse(
-                COLLECTIVE,
-                format!("{} and {} counts for {ranks} ranks", send.len(), receive.len()),
-            )
+            COLLECTIVE.misuse(format!("{} and {} counts for {ranks} ranks", send.len(), receive.len()))
         } else if sending > given || receiving > wanted {
-            misuse(
-                COLLECTIVE,
-                format!("the counts are of {sending} and {receiving} elements, and there are {given} and {wanted}"),
-            )
+            COLLECTIVE.misuse(format!(
+                "the counts are of {sending} and {receiving} elements, and there are {given} and {wanted}"
+            ))
         } else if send[self.rank.index()] != receive[self.rank.index()] {
-            misuse(
-                COLLECTIVE,
-                "what a rank sends to itself is as much as it receives from itself",
-            )
+            COLLECTIVE.misuse("what a rank sends to itself is as much as it receives from itself")
         } else {
             Ok(OperationSpec {
                 parts: Some(Parts {
@@ -83,21 +76,15 @@ impl Communicator {
         let ((from, given), (into, wanted)) = (input.region(), output.region());
         let (receive, all) = displacements(counts);
         let spec = if counts.len() != self.ranks as usize {
-            misuse(COLLECTIVE, format!("{} counts for {} ranks", counts.len(), self.ranks))
+            COLLECTIVE.misuse(format!("{} counts for {} ranks", counts.len(), self.ranks))
         } else if all > wanted {
-            misuse(
-                COLLECTIVE,
-                format!("the counts are of {all} elements, and the output has {wanted}"),
-            )
+            COLLECTIVE.misuse(format!("the counts are of {all} elements, and the output has {wanted}"))
         } else if counts[self.rank.index()] != given {
-            misuse(
-                COLLECTIVE,
-                format!(
-                    "rank {} gives {given} elements, and its count is {}",
-                    self.rank,
-                    counts[self.rank.index()]
-                ),
-            )
+            COLLECTIVE.misuse(format!(
+                "rank {} gives {given} elements, and its count is {}",
+                self.rank,
+                counts[self.rank.index()]
+            ))
         } else {
             Ok(OperationSpec {
                 parts: Some(Parts {
@@ -126,21 +113,15 @@ impl Communicator {
         let ((from, given), (into, wanted)) = (input.region(), output.region());
         let (send, all) = displacements(counts);
         let spec = if counts.len() != self.ranks as usize {
-            misuse(COLLECTIVE, format!("{} counts for {} ranks", counts.len(), self.ranks))
+            COLLECTIVE.misuse(format!("{} counts for {} ranks", counts.len(), self.ranks))
         } else if all != given {
-            misuse(
-                COLLECTIVE,
-                format!("the counts are of {all} elements, and the input has {given}"),
-            )
+            COLLECTIVE.misuse(format!("the counts are of {all} elements, and the input has {given}"))
         } else if counts[self.rank.index()] != wanted {
-            misuse(
-                COLLECTIVE,
-                format!(
-                    "rank {} gets {wanted} elements, and its count is {}",
-                    self.rank,
-                    counts[self.rank.index()]
-                ),
-            )
+            COLLECTIVE.misuse(format!(
+                "rank {} gets {wanted} elements, and its count is {}",
+                self.rank,
+                counts[self.rank.index()]
+            ))
         } else {
             let mut receive = vec![(0, 0); self.ranks as usize];
             receive[0] = (0, wanted as u64);

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::call::{OperationSpec, Reduction};
-use super::collectives::misuse;
 use super::data::BufferRef;
 use super::{CollectiveError, Communicator};
 use crate::executor::{Direction, Parts};
@@ -98,7 +97,7 @@ impl Communicator {
             segment.map_or(0, |segment| segment.len() as u64) >= bytes
         };
         if !fits(input, given) || !fits(output, got) {
-            return misuse(collective, "memory of the host is shorter than the operation");
+            return collective.misuse("memory of the host is shorter than the operation");
         }
         let buffer =
             |segment: Option<&Arc<Segment>>| segment.map_or(BufferRef::NONE, |segment| BufferRef::segment(segment));

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::OnceLock;
 
-use crate::sys::{self, FieldValue, PciInfo, RawDevice, Status, Table, capability, remote_device, status};
+use crate::sys::{self, FieldValue, Function, PciInfo, RawDevice, Status, Table, capability, remote_device, status};
 use crate::{Ancestor, Gpu, LIBRARY_VARIABLE, Link, LoadError, Machine, P2pStatus, Peer, RemoteDevice};
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
@@ -118,11 +118,11 @@ impl Drop for Session<'_> {
 
 /// The error is the function's status, or `None` if it is missing.
 fn try_query<F: Copy, T: Default>(
-    function: Option<F>,
+    function: Function<F>,
     query: impl FnOnce(F, &mut T) -> Status,
 ) -> Result<T, Option<Status>> {
     let mut value = T::default();
-    match function.map(|function| query(function, &mut value)) {
+    match function.call.map(|function| query(function, &mut value)) {
         Some(status::SUCCESS) => Ok(value),
         refusal => Err(refusal),
     }
@@ -136,15 +136,10 @@ struct QueriedGpu {
 impl Session<'_> {
     fn machine(&mut self, count: c_uint) -> Machine {
         let version = self.table.system_get_driver_version;
-        let driver = self.query(
-            "the driver",
-            "nvmlSystemGetDriverVersion",
-            version,
-            |function, room: &mut Text| {
-                // SAFETY: the function writes at most as many bytes as the length that is passed.
-                unsafe { function(room.0.as_mut_ptr().cast::<c_char>(), TEXT as c_uint) }
-            },
-        );
+        let driver = self.query("the driver", version, |function, room: &mut Text| {
+            // SAFETY: the function writes at most as many bytes as the length that is passed.
+            unsafe { function(room.0.as_mut_ptr().cast::<c_char>(), TEXT as c_uint) }
+        });
         let mut found: Vec<QueriedGpu> = (0..count).filter_map(|index| self.gpu(index)).collect();
         let addresses: Vec<String> = found.iter().map(|queried| queried.gpu.address.clone()).collect();
         for queried in &mut found {
@@ -165,12 +160,11 @@ impl Session<'_> {
     fn query<F: Copy, T: Default>(
         &mut self,
         of: &str,
-        call: &'static str,
-        function: Option<F>,
+        function: Function<F>,
         query: impl FnOnce(F, &mut T) -> Status,
     ) -> Option<T> {
         try_query(function, query)
-            .map_err(|refusal| self.note(of, call, refusal))
+            .map_err(|refusal| self.note(of, function.name, refusal))
             .ok()
     }
 
@@ -188,48 +182,35 @@ impl Session<'_> {
     fn gpu(&mut self, index: c_uint) -> Option<QueriedGpu> {
         let table = self.table;
         let of = format!("GPU {index}");
-        let raw: Handle = self.query(
-            &of,
-            "nvmlDeviceGetHandleByIndex_v2",
-            Some(table.device_get_handle_by_index),
-            |function, raw: &mut Handle| {
-                // SAFETY: the pointer is to a local nvmlDevice_t.
-                unsafe { function(index, &raw mut raw.0) }
-            },
-        )?;
+        let by_index = Function {
+            name: "nvmlDeviceGetHandleByIndex_v2",
+            call: Some(table.device_get_handle_by_index),
+        };
+        let raw: Handle = self.query(&of, by_index, |function, raw: &mut Handle| {
+            // SAFETY: the pointer is to a local nvmlDevice_t.
+            unsafe { function(index, &raw mut raw.0) }
+        })?;
         let Handle(raw) = raw;
-        let pci = self.query(
-            &of,
-            "nvmlDeviceGetPciInfo_v3",
-            Some(table.device_get_pci_info),
-            |function, pci: &mut PciInfo| {
-                // SAFETY: the device is the library's, and the pointer is to a local nvmlPciInfo_t.
-                unsafe { function(raw, pci) }
-            },
-        )?;
+        let pci_info = Function {
+            name: "nvmlDeviceGetPciInfo_v3",
+            call: Some(table.device_get_pci_info),
+        };
+        let pci = self.query(&of, pci_info, |function, pci: &mut PciInfo| {
+            // SAFETY: the device is the library's, and the pointer is to a local nvmlPciInfo_t.
+            unsafe { function(raw, pci) }
+        })?;
         let address = address(&pci);
         let of = format!("GPU {address}");
-        let uuid = self.query(
-            &of,
-            "nvmlDeviceGetUUID",
-            table.device_get_uuid,
-            |function, room: &mut Text| {
-                // SAFETY: the function writes at most as many bytes as the length that is passed.
-                unsafe { function(raw, room.0.as_mut_ptr().cast::<c_char>(), TEXT as c_uint) }
-            },
-        );
-        let name = self.query(
-            &of,
-            "nvmlDeviceGetName",
-            table.device_get_name,
-            |function, room: &mut Text| {
-                // SAFETY: as above.
-                unsafe { function(raw, room.0.as_mut_ptr().cast::<c_char>(), TEXT as c_uint) }
-            },
-        );
+        let uuid = self.query(&of, table.device_get_uuid, |function, room: &mut Text| {
+            // SAFETY: the function writes at most as many bytes as the length that is passed.
+            unsafe { function(raw, room.0.as_mut_ptr().cast::<c_char>(), TEXT as c_uint) }
+        });
+        let name = self.query(&of, table.device_get_name, |function, room: &mut Text| {
+            // SAFETY: as above.
+            unsafe { function(raw, room.0.as_mut_ptr().cast::<c_char>(), TEXT as c_uint) }
+        });
         let cpus = self.query(
             &of,
-            "nvmlDeviceGetCpuAffinity",
             table.device_get_cpu_affinity,
             |function, set: &mut Set<CPU_WORDS>| {
                 // SAFETY: the function writes as many words as the count that is passed.
@@ -238,7 +219,6 @@ impl Session<'_> {
         );
         let nodes = self.query(
             &of,
-            "nvmlDeviceGetMemoryAffinity",
             table.device_get_memory_affinity,
             |function, set: &mut Set<NODE_WORDS>| {
                 // SAFETY: as above.
@@ -274,7 +254,7 @@ impl Session<'_> {
                 Err(refusal) => {
                     self.note(
                         &format!("GPU {}", queried.gpu.address),
-                        "nvmlDeviceGetNvLinkState",
+                        self.table.device_get_nvlink_state.name,
                         refusal,
                     );
                     break;
@@ -297,7 +277,6 @@ impl Session<'_> {
         });
         let kind = self.query(
             &of,
-            "nvmlDeviceGetNvLinkRemoteDeviceType",
             table.device_get_nvlink_remote_device_type,
             |function, kind: &mut c_int| {
                 // SAFETY: as above, for an int.
@@ -307,7 +286,6 @@ impl Session<'_> {
         let remote = |session: &mut Self| {
             let pci = session.query(
                 &of,
-                "nvmlDeviceGetNvLinkRemotePciInfo_v2",
                 table.device_get_nvlink_remote_pci_info,
                 |function, pci: &mut PciInfo| {
                     // SAFETY: as above, for an nvmlPciInfo_t.
@@ -327,7 +305,7 @@ impl Session<'_> {
         };
         // The version matters only if the speed is not reported.
         if let (Err(refusal), None) = (version, speed) {
-            self.note(&of, "nvmlDeviceGetNvLinkVersion", refusal);
+            self.note(&of, table.device_get_nvlink_version.name, refusal);
         }
         let version = version.ok();
         Link {
@@ -349,7 +327,7 @@ impl Session<'_> {
         let mut values: Vec<FieldValue> = each.chain([FieldValue::of(sys::FIELD_COMMON_SPEED, 0)]).collect();
         let of = format!("GPU {}", queried.gpu.address);
         let function = self.table.device_get_field_values;
-        self.query(&of, "nvmlDeviceGetFieldValues", function, |function, (): &mut ()| {
+        self.query(&of, function, |function, (): &mut ()| {
             // SAFETY: the device is the library's, and the pointer is to as many nvmlFieldValue_t
             // as the count that is passed.
             unsafe { function(queried.raw, values.len() as c_int, values.as_mut_ptr()) }
@@ -365,7 +343,6 @@ impl Session<'_> {
         let of = format!("GPU {} and GPU {}", one.gpu.address, two.gpu.address);
         let ancestor = self.query(
             &of,
-            "nvmlDeviceGetTopologyCommonAncestor",
             self.table.device_get_topology_common_ancestor,
             |function, level: &mut c_int| {
                 // SAFETY: the devices are the library's, and the pointer is to a local int.
@@ -373,15 +350,10 @@ impl Session<'_> {
             },
         );
         let mut reach = |capability| {
-            let status = self.query(
-                &of,
-                "nvmlDeviceGetP2PStatus",
-                self.table.device_get_p2p_status,
-                |function, status: &mut c_int| {
-                    // SAFETY: as above.
-                    unsafe { function(one.raw, two.raw, capability, status) }
-                },
-            );
+            let status = self.query(&of, self.table.device_get_p2p_status, |function, status: &mut c_int| {
+                // SAFETY: as above.
+                unsafe { function(one.raw, two.raw, capability, status) }
+            });
             status.map(|status| match status {
                 0 => P2pStatus::Yes,
                 1 => P2pStatus::NoChipset,

@@ -109,6 +109,13 @@ pub(crate) mod capability {
 /// `NVML_AFFINITY_SCOPE_NODE`.
 pub(crate) const SCOPE_NODE: c_uint = 0;
 
+/// A function by name; `call` is `None` where the library does not have it.
+#[derive(Clone, Copy)]
+pub(crate) struct Function<F> {
+    pub(crate) name: &'static str,
+    pub(crate) call: Option<F>,
+}
+
 /// Generates the table, and `fill`, which resolves each function.
 macro_rules! table {
     (
@@ -119,7 +126,7 @@ macro_rules! table {
         pub(crate) struct Table {
             pub(crate) error_string: unsafe extern "C" fn(Status) -> *const c_char,
             $( pub(crate) $req: unsafe extern "C" fn($($rarg: $rty),*) -> Status, )*
-            $( pub(crate) $opt: Option<unsafe extern "C" fn($($oarg: $oty),*) -> Status>, )*
+            $( pub(crate) $opt: Function<unsafe extern "C" fn($($oarg: $oty),*) -> Status>, )*
         }
 
         /// Resolves every function; returns the first missing required symbol as the error.
@@ -142,7 +149,7 @@ macro_rules! table {
                 $( $opt: {
                     // SAFETY: as above.
                     let symbol = unsafe { library.get::<unsafe extern "C" fn($($oty),*) -> Status>($osym.as_bytes()) };
-                    symbol.ok().map(|function| *function)
+                    Function { name: $osym, call: symbol.ok().map(|function| *function) }
                 }, )*
             })
         }

@@ -13,6 +13,8 @@ mod spread;
 mod svg;
 mod text;
 
+use crate::document::Metric;
+
 pub(crate) use pick::{charts, ids};
 #[cfg(feature = "png")]
 pub(crate) use png::png;
@@ -70,6 +72,21 @@ pub(crate) struct Point {
     pub(crate) metric: &'static str,
     /// The numbers as they were written in the file.
     pub(crate) written: (String, String),
+}
+
+impl Point {
+    /// The metric of a row of a file, without an interval.
+    fn of(file: usize, row: usize, metric: &'static str, (x, y): (Metric, Metric)) -> Point {
+        Point {
+            x: x.value,
+            y: y.value,
+            half_width: None,
+            file,
+            row,
+            metric,
+            written: (x.text, y.text),
+        }
+    }
 }
 
 /// A horizontal line, at a value of the y axis.

@@ -22,58 +22,33 @@ struct ChartKind {
     log: bool,
 }
 
-const CHART_KINDS: [ChartKind; 5] = [
-    ChartKind {
-        id: "bandwidth",
-        kind: Kind::Bandwidth,
-        title: "Bandwidth",
-        about: "Average bandwidth over the whole measurement of each point (bw_avg_bytes_per_s).",
-        metric: "bw_avg_bytes_per_s",
-        half_width: Some("bw_ci95_bytes_per_s"),
-        unit: Unit::BytesPerS,
-        log: false,
-    },
-    ChartKind {
-        id: "rate",
-        kind: Kind::Bandwidth,
-        title: "Message rate",
-        about: "Messages per second over the whole measurement of each point (msg_rate_per_s).",
-        metric: "msg_rate_per_s",
-        half_width: None,
-        unit: Unit::PerS,
-        log: true,
-    },
-    ChartKind {
-        id: "latency",
-        kind: Kind::Latency,
-        title: "Median latency",
-        about: "Half of all messages took at most so long (lat_p50_ns).",
-        metric: "lat_p50_ns",
-        half_width: Some("lat_ci95_ns"),
-        unit: Unit::Ns,
-        log: true,
-    },
-    ChartKind {
-        id: "busbw",
-        kind: Kind::Collective,
-        title: "Bus bandwidth",
-        about: "Bus bandwidth as nccl-tests computes it, out of place (busbw_bytes_per_s).",
-        metric: "busbw_bytes_per_s",
-        half_width: None,
-        unit: Unit::BytesPerS,
-        log: false,
-    },
-    ChartKind {
-        id: "time",
-        kind: Kind::Collective,
-        title: "Time of a call",
-        about: "Mean time of a call over all ranks, out of place (time_us).",
-        metric: "time_us",
-        half_width: None,
-        unit: Unit::Us,
-        log: true,
-    },
-];
+macro_rules! chart_kinds {
+    ($($id:literal $kind:ident $title:literal $metric:literal $half_width:expr, $unit:ident log: $log:literal => $about:literal;)*) => {
+        &[$(ChartKind {
+            id: $id,
+            kind: Kind::$kind,
+            title: $title,
+            about: $about,
+            metric: $metric,
+            half_width: $half_width,
+            unit: Unit::$unit,
+            log: $log,
+        }),*]
+    };
+}
+
+const CHART_KINDS: &[ChartKind] = chart_kinds! {
+    "bandwidth" Bandwidth "Bandwidth" "bw_avg_bytes_per_s" Some("bw_ci95_bytes_per_s"), BytesPerS log: false
+        => "Average bandwidth over the whole measurement of each point (bw_avg_bytes_per_s).";
+    "rate" Bandwidth "Message rate" "msg_rate_per_s" None, PerS log: true
+        => "Messages per second over the whole measurement of each point (msg_rate_per_s).";
+    "latency" Latency "Median latency" "lat_p50_ns" Some("lat_ci95_ns"), Ns log: true
+        => "Half of all messages took at most so long (lat_p50_ns).";
+    "busbw" Collective "Bus bandwidth" "busbw_bytes_per_s" None, BytesPerS log: false
+        => "Bus bandwidth as nccl-tests computes it, out of place (busbw_bytes_per_s).";
+    "time" Collective "Time of a call" "time_us" None, Us log: true
+        => "Mean time of a call over all ranks, out of place (time_us).";
+};
 
 /// Rows of one file with the same parameters.
 #[derive(Clone)]
@@ -87,7 +62,7 @@ pub(super) struct Group<'a> {
 
 pub(crate) fn charts(documents: &[Document]) -> Vec<Chart> {
     let mut charts = Vec::new();
-    for kind in &CHART_KINDS {
+    for kind in CHART_KINDS {
         let of: Vec<_> = documents
             .iter()
             .enumerate()
@@ -287,14 +262,10 @@ fn of_kind(kind: &ChartKind, of: &[(usize, &Document)], x: &str) -> Vec<Chart> {
     let all = groups(of, x);
     let point = |group: &Group<'_>, row: &Row| {
         let (x, y) = (x_of(row, x)?, row.metric(kind.metric)?);
+        let half_width = kind.half_width.and_then(|key| row.metric(key));
         Some(Point {
-            x: x.value,
-            y: y.value,
-            half_width: kind.half_width.and_then(|key| row.metric(key)).map(|half| half.value),
-            file: group.file,
-            row: row.index,
-            metric: kind.metric,
-            written: (x.text, y.text),
+            half_width: half_width.map(|half| half.value),
+            ..Point::of(group.file, row.index, kind.metric, (x, y))
         })
     };
     let marks = marks(kind, of);

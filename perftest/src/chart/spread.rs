@@ -57,16 +57,8 @@ pub(super) fn percentiles(of: &[(usize, &Document)], x: &str) -> Vec<Chart> {
                         .rows
                         .iter()
                         .filter_map(|row| {
-                            let (x, y) = (x_of(row, x)?, row.metric(metric)?);
-                            Some(Point {
-                                x: x.value,
-                                y: y.value,
-                                half_width: None,
-                                file: group.file,
-                                row: row.index,
-                                metric,
-                                written: (x.text, y.text),
-                            })
+                            let at = (x_of(row, x)?, row.metric(metric)?);
+                            Some(Point::of(group.file, row.index, metric, at))
                         })
                         .collect(),
                 })
@@ -130,15 +122,7 @@ pub(super) fn distribution(of: &[(usize, &Document)]) -> Option<Chart> {
                 is_curve: metric == "lat_cdf" && points.len() > 12,
                 points: points
                     .into_iter()
-                    .map(|(metric, (fraction, ns))| Point {
-                        x: ns.value,
-                        y: fraction.value,
-                        half_width: None,
-                        file: group.file,
-                        row: row.index,
-                        metric,
-                        written: (ns.text, fraction.text),
-                    })
+                    .map(|(metric, (fraction, ns))| Point::of(group.file, row.index, metric, (ns, fraction)))
                     .collect(),
             }
         })

@@ -4,12 +4,12 @@ use super::printer::Printer;
 use super::settings::{Exchange, Settings, Transport};
 use super::test_end::{Depths, TestEnd};
 use super::wire::{
-    ControlConnection, QpChannel, accept, accept_by_cm, connect, connect_by_cm, listen, listening_address,
+    ControlConnection, PreparedChannel, accept, accept_by_cm, connect, connect_by_cm, listen, listening_address,
 };
 use crate::device::Device;
 use crate::engine::cm::{CmEndpoint, QpConnector};
 use crate::engine::transport::TestTransport;
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, refused};
 use crate::interrupt::Interrupt;
 
 /// An end before it is connected.
@@ -54,11 +54,8 @@ fn open_control(
     if settings.exchange == Exchange::Tcp {
         return over_tcp(settings, printer, interrupt).map(|control| (control, None));
     }
-    let manager = device
-        .manager
-        .get()
-        .map_err(|e| Failure::test(one_line(&e.to_string())))?;
-    let make = || QpChannel::prepare(&device.context, settings.device_port);
+    let manager = device.manager.get().map_err(refused)?;
+    let make = || PreparedChannel::new(&device.context, settings.device_port);
     let (control, cm) = match &settings.host {
         Some(host) => {
             printer.waiting()?;

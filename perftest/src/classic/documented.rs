@@ -33,7 +33,7 @@ fn row(flag: &Flag) -> String {
     format!(
         "| {} | {} | {} | {} |\n",
         names.join(" "),
-        flag.tools.names(),
+        tools(flag.tools),
         flag.what,
         ours.replace('|', "\\|")
     )
@@ -126,5 +126,20 @@ fn every_option_of_the_c_tools_is_in_the_table() {
 fn what_no_tool_documents_is_refused() {
     for flag in FLAGS.iter().filter(|flag| flag.tools == ToolSet::NoTool) {
         assert!(matches!(flag.support, Support::Refused(_)), "{}", flag.long);
+    }
+}
+
+fn tools(tools: ToolSet) -> &'static str {
+    match tools {
+        ToolSet::All => "all",
+        ToolSet::Bw => "bandwidth",
+        ToolSet::Lat => "latency",
+        ToolSet::NotAtomic => "write, read, send",
+        ToolSet::NotWrite => "read, send, atomic",
+        ToolSet::Fetching => "read, atomic",
+        ToolSet::Carrying => "write, send",
+        ToolSet::Send => "send",
+        ToolSet::Atomic => "atomic",
+        ToolSet::NoTool => "none (its help names it nowhere)",
     }
 }

@@ -38,22 +38,6 @@ impl ToolSet {
             ToolSet::NoTool => false,
         }
     }
-
-    #[cfg(test)]
-    pub(crate) fn names(self) -> &'static str {
-        match self {
-            ToolSet::All => "all",
-            ToolSet::Bw => "bandwidth",
-            ToolSet::Lat => "latency",
-            ToolSet::NotAtomic => "write, read, send",
-            ToolSet::NotWrite => "read, send, atomic",
-            ToolSet::Fetching => "read, atomic",
-            ToolSet::Carrying => "write, send",
-            ToolSet::Send => "send",
-            ToolSet::Atomic => "atomic",
-            ToolSet::NoTool => "none (its help names it nowhere)",
-        }
-    }
 }
 
 /// Whether an option is supported.

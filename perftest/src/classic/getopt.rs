@@ -149,17 +149,10 @@ fn no_value(written: &str, kind: &str) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tool::{Kind, Verb};
     use super::*;
 
-    const BW: Tool = Tool {
-        verb: Verb::Send,
-        kind: Kind::Bw,
-    };
-    const LAT: Tool = Tool {
-        verb: Verb::Write,
-        kind: Kind::Lat,
-    };
+    const BW: Tool = Tool::ALL[4];
+    const LAT: Tool = Tool::ALL[1];
 
     fn line(tool: Tool, line: &str) -> Result<ParsedArgs, String> {
         parse(tool, line.split_whitespace().map(str::to_owned)).map_err(|e| {

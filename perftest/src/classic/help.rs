@@ -1,7 +1,7 @@
 //! `--help` and `--version` of the classic tools.
 
 use super::flags::{FLAGS, Flag, Support};
-use super::tool::{Tool, Verb};
+use super::tool::{Kind, Tool, Verb};
 
 /// The version of the C tools whose protocol and layout are implemented.
 pub(crate) const SPEAKS: &str = "6.06";
@@ -24,8 +24,8 @@ pub(crate) fn text(tool: Tool) -> String {
         Verb::Atomic => "atomic operations",
     };
     let measures = match tool.kind {
-        super::tool::Kind::Bw => "bandwidth",
-        super::tool::Kind::Lat => "latency",
+        Kind::Bw => "bandwidth",
+        Kind::Lat => "latency",
     };
     let mut text = format!(
         "Measures the {measures} of {does} with another {name}:\nthis one, or the C one (perftest).\n\nUsage:\n  {name} [OPTIONS]         wait for a client and serve its test\n  \

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::layout::{self, Header, Latencies, Rates};
+use super::layout::{self, Header, Latencies, Rates, on_off};
 use super::printer::{Directions, ResultRow};
 use super::settings::{Exchange, Settings};
 use super::tool::{Kind, Verb};
@@ -21,69 +21,59 @@ pub(crate) fn report(settings: &Settings, header: &Header, lines: &[ResultRow], 
 }
 
 fn test_info(settings: &Settings, header: &Header) -> Value {
-    let on_off = |value: bool| if value { "ON" } else { "OFF" };
     let (verb, kind) = (settings.tool.verb, settings.tool.kind);
-    let mut info = Map::new();
-    let mut fact = |when: bool, name: &str, value: Value| {
-        if when {
-            info.insert(name.to_owned(), value);
-        }
-    };
-    fact(true, "test", layout::title(settings).replace(' ', "_").into());
-    fact(settings.group.is_some(), "MultiCast_runs", "on_UD".into());
-    fact(true, "Device", header.device.clone().into());
-    fact(true, "Dual_port", "OFF".into());
-    fact(true, "Number_of_qps", settings.qps.into());
-    fact(true, "Transport_type", "IB".into());
-    fact(true, "Connection_type", layout::transport(settings.transport).into());
-    fact(true, "Using_SRQ", on_off(settings.shared_receive).into());
-    fact(true, "PCIe_relax_order", on_off(header.relaxed_ordering).into());
-    fact(true, "ibv_wr_API", on_off(header.new_post).into());
-    fact(
-        settings.events,
-        "Test_with_events",
-        format!("{}_comp{}", header.device, settings.vector).into(),
-    );
-    fact(true, "TX_depth", settings.tx_depth.into());
-    fact(settings.post_list > 1, "Post_List", settings.post_list.into());
-    fact(
-        settings.recv_post_list > 1,
-        "Recv_Post_List",
-        settings.recv_post_list.into(),
-    );
-    fact(verb == Verb::Send, "RX_depth", settings.rx_depth.into());
-    fact(kind == Kind::Bw, "CQ_Moderation", settings.cq_mod.into());
-    fact(true, "Mtu", header.mtu.into());
-    let link = if header.infiniband { "IB" } else { "Ethernet" };
-    fact(true, "Link_type", link.into());
-    fact(header.gid_index.is_some(), "GID_index", header.gid_index.into());
-    match verb {
-        Verb::Read | Verb::Atomic => fact(true, "Outstand_reads", header.outstanding.into()),
-        Verb::Write | Verb::Send => fact(true, "Max_inline_data", header.inline_bytes.into()),
-    }
-    fact(
-        true,
-        "rdma_cm_QPs",
-        on_off(settings.exchange == Exchange::RdmaCm).into(),
-    );
-    let method = match settings.exchange {
-        Exchange::Tcp => "Ethernet",
-        Exchange::RdmaCm | Exchange::OverRdmaCm => "rdma_cm",
-    };
-    fact(true, "Data_ex_method", method.into());
-    fact(
-        settings.type_of_service.is_some(),
-        "TOS",
-        settings.type_of_service.into(),
-    );
     let unit = match (kind, settings.output.gbits, settings.output.cycles) {
         (Kind::Bw, false, _) => "MiB/s",
         (Kind::Bw, true, _) => "Gb/s",
         (Kind::Lat, _, false) => "usec",
         (Kind::Lat, _, true) => "cycles",
     };
-    fact(true, "Unit", unit.into());
-    Value::Object(info)
+    let mut info = json!({
+        "test": layout::title(settings).replace(' ', "_"),
+        "Device": header.device,
+        "Dual_port": "OFF",
+        "Number_of_qps": settings.qps,
+        "Transport_type": "IB",
+        "Connection_type": layout::transport(settings.transport),
+        "Using_SRQ": on_off(settings.shared_receive),
+        "PCIe_relax_order": on_off(header.relaxed_ordering),
+        "ibv_wr_API": on_off(header.new_post),
+        "TX_depth": settings.tx_depth,
+        "Mtu": header.mtu,
+        "Link_type": layout::link(header),
+        "rdma_cm_QPs": on_off(settings.exchange == Exchange::RdmaCm),
+        "Data_ex_method": layout::exchange_method(settings),
+        "Unit": unit,
+    });
+    let fetches = matches!(verb, Verb::Read | Verb::Atomic);
+    let facts: [(&str, bool, Value); 10] = [
+        ("MultiCast_runs", settings.group.is_some(), "on_UD".into()),
+        (
+            "Test_with_events",
+            settings.events,
+            layout::event_channel(settings, header).into(),
+        ),
+        ("Post_List", settings.post_list > 1, settings.post_list.into()),
+        (
+            "Recv_Post_List",
+            settings.recv_post_list > 1,
+            settings.recv_post_list.into(),
+        ),
+        ("RX_depth", verb == Verb::Send, settings.rx_depth.into()),
+        ("CQ_Moderation", kind == Kind::Bw, settings.cq_mod.into()),
+        ("GID_index", header.gid_index.is_some(), header.gid_index.into()),
+        ("Outstand_reads", fetches, header.outstanding.into()),
+        ("Max_inline_data", !fetches, header.inline_bytes.into()),
+        (
+            "TOS",
+            settings.type_of_service.is_some(),
+            settings.type_of_service.into(),
+        ),
+    ];
+    for (name, _, value) in facts.into_iter().filter(|(_, is_shown, _)| *is_shown) {
+        info[name] = value;
+    }
+    info
 }
 
 fn result(settings: &Settings, line: &ResultRow, cycles_per_ns: f64) -> Map<String, Value> {

@@ -153,7 +153,7 @@ pub(crate) fn header(settings: &Settings, header: &Header) -> String {
     text + RULE
 }
 
-fn on_off(value: bool) -> &'static str {
+pub(super) fn on_off(value: bool) -> &'static str {
     if value { "ON" } else { "OFF" }
 }
 
@@ -162,6 +162,21 @@ pub(crate) fn transport(transport: Transport) -> &'static str {
         Transport::Rc => "RC",
         Transport::Uc => "UC",
         Transport::Ud => "UD",
+    }
+}
+
+pub(super) fn link(header: &Header) -> &'static str {
+    if header.infiniband { "IB" } else { "Ethernet" }
+}
+
+pub(super) fn event_channel(settings: &Settings, header: &Header) -> String {
+    format!("{}_comp{}", header.device, settings.vector)
+}
+
+pub(super) fn exchange_method(settings: &Settings) -> &'static str {
+    match settings.exchange {
+        Exchange::Tcp => "Ethernet",
+        Exchange::RdmaCm | Exchange::OverRdmaCm => "rdma_cm",
     }
 }
 
@@ -176,11 +191,7 @@ fn facts(settings: &Settings, header: &Header) -> Vec<(&'static str, String)> {
             facts.push((name, value));
         }
     };
-    fact(
-        settings.events,
-        "Events",
-        format!("{}_comp{}", header.device, settings.vector),
-    );
+    fact(settings.events, "Events", event_channel(settings, header));
     fact(settings.group.is_some(), "MultiCast", "runs on UD!".to_owned());
     fact(true, "Device", header.device.clone());
     fact(true, "Number of qps", settings.qps.to_string());
@@ -205,8 +216,7 @@ fn facts(settings: &Settings, header: &Header) -> Vec<(&'static str, String)> {
         settings.cq_mod.to_string(),
     );
     fact(true, "Mtu", format!("{}[B]", header.mtu));
-    let link = if header.infiniband { "IB" } else { "Ethernet" };
-    fact(true, "Link type", link.to_owned());
+    fact(true, "Link type", link(header).to_owned());
     if let Some(index) = header.gid_index {
         fact(true, "GID index", index.to_string());
     }
@@ -219,10 +229,7 @@ fn facts(settings: &Settings, header: &Header) -> Vec<(&'static str, String)> {
         "rdma_cm QPs",
         on_off(settings.exchange == Exchange::RdmaCm).to_owned(),
     );
-    let method = match settings.exchange {
-        Exchange::Tcp => "Ethernet",
-        Exchange::RdmaCm | Exchange::OverRdmaCm => "rdma_cm",
-    };
+    let method = exchange_method(settings);
     let service = settings
         .type_of_service
         .map(|value| format!(" \tTOS    : {value}"))

@@ -5,7 +5,6 @@
 
 mod defaults;
 
-use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -15,7 +14,7 @@ use doorbell_verbs::Gid;
 
 use super::flags::Support;
 use super::getopt::{GivenOption, ParsedArgs};
-use super::settings::{Output, Settings, SingleMetric, Transport};
+use super::settings::{Settings, SingleMetric, Transport};
 use super::tool::{Kind, Tool, Verb};
 use crate::cli::AtomicOperation;
 use crate::failure::{Failure, one_line};
@@ -36,68 +35,34 @@ pub(crate) enum Request {
     Test(Box<Settings>),
 }
 
-/// The options given; the others get their defaults later.
+/// The options given: settings as they are, and values on which the defaults of others depend.
 #[derive(Default)]
-// fields: one per option of the C tools
+// fields: options of the C tools
 struct RawOptions {
-    host: Option<String>,
-    port: Option<u16>,
-    source: Option<IpAddr>,
+    settings: Settings,
     rdma_cm: bool,
     over_rdma_cm: bool,
-    device: Option<String>,
-    device_port: Option<u8>,
-    gid_index: Option<u8>,
-    ipv6: bool,
-    link: Option<bool>,
     transport: Option<Transport>,
     multicast: bool,
     group: Option<Gid>,
-    mtu: Option<u32>,
-    timeout: Option<u8>,
-    retry: Option<u8>,
-    service_level: Option<u8>,
     traffic_class: Option<u8>,
-    type_of_service: Option<u8>,
-    hop_limit: Option<u8>,
-    flow_label: Option<u32>,
-    pkey_index: Option<u16>,
     size: Option<u64>,
-    all: bool,
     iterations: Option<u64>,
     duration: Option<u64>,
     margin: Option<u64>,
-    forever: bool,
-    bidirectional: bool,
-    reversed: bool,
-    qps: Option<u32>,
     tx_depth: Option<u32>,
     rx_depth: Option<u32>,
     post_list: Option<u32>,
     recv_post_list: Option<u32>,
     cq_mod: Option<u32>,
-    inline: Option<u32>,
-    outstanding: Option<u8>,
-    atomic: Option<AtomicOperation>,
-    events: bool,
     vector: Option<u32>,
-    shared_receive: bool,
-    region_per_qp: bool,
-    huge_pages: bool,
     gpu: Option<usize>,
     gpu_bus: Option<String>,
     dmabuf: bool,
     strict_ordering: bool,
-    warm_up: bool,
     rate: Option<f64>,
     rate_unit: Option<char>,
     burst: Option<u32>,
-    gap: Option<u64>,
-    quiet: bool,
-    least_bandwidth: Option<f64>,
-    least_rate: Option<f64>,
-    wait_destroy: Option<u64>,
-    output: Output,
 }
 
 /// # Errors
@@ -111,59 +76,64 @@ pub(crate) fn interpret(tool: Tool, line: ParsedArgs) -> Result<Request, Failure
             _ => {}
         }
     }
-    let mut raw = RawOptions::default();
+    let mut raw = RawOptions {
+        settings: Settings::new(tool),
+        ..RawOptions::default()
+    };
     for given in &line.options {
-        apply(&mut raw, tool, given)?;
+        apply(&mut raw, given)?;
     }
     let mut operands = line.operands.into_iter();
-    raw.host = operands.next();
+    raw.settings.host = operands.next();
     if let Some(more) = operands.next() {
         return Err(Failure::usage(format!(
             "'{}' is one operand too many: name one server, or none to be it",
             one_line(&more)
         )));
     }
-    contradictions(&raw, tool)?;
-    defaults::with_defaults(raw, tool).map(|settings| Request::Test(Box::new(settings)))
+    contradictions(&raw)?;
+    defaults::with_defaults(raw).map(|settings| Request::Test(Box::new(settings)))
 }
 
-fn apply(raw: &mut RawOptions, tool: Tool, given: &GivenOption) -> Result<(), Failure> {
+fn apply(raw: &mut RawOptions, given: &GivenOption) -> Result<(), Failure> {
+    let settings = &mut raw.settings;
+    let tool = settings.tool;
     match given.flag.long {
-        "all" => raw.all = true,
+        "all" => settings.all = true,
         "atomic_type" => {
-            raw.atomic = Some(match given.value.as_str() {
+            settings.atomic = match given.value.as_str() {
                 "FETCH_AND_ADD" => AtomicOperation::FetchAdd,
                 "CMP_AND_SWAP" => AtomicOperation::CompareSwap,
                 _ => return Err(invalid_value(given, "FETCH_AND_ADD or CMP_AND_SWAP")),
-            });
+            };
         }
-        "bidirectional" => raw.bidirectional = true,
+        "bidirectional" => settings.bidirectional = true,
         "connection" => raw.transport = Some(transport(given, tool)?),
-        "report-cycles" => raw.output.cycles = true,
-        "ib-dev" => raw.device = Some(given.value.clone()),
+        "report-cycles" => settings.output.cycles = true,
+        "ib-dev" => settings.device = Some(given.value.clone()),
         "duration" => raw.duration = Some(number(given, 1..=u64::from(u32::MAX))?),
-        "events" => raw.events = true,
+        "events" => settings.events = true,
         "vector" => raw.vector = Some(number(given, 0..=65_535)?),
         "margin" => raw.margin = Some(number(given, 0..=u64::from(u32::MAX))?),
-        "CPU-freq" => raw.quiet = true,
-        "report-histogram" => raw.output.histogram = true,
-        "report-unsorted" => (raw.output.histogram, raw.output.unsorted) = (true, true),
-        "ib-port" => raw.device_port = Some(number(given, 1..=255)?),
-        "inline_size" => raw.inline = Some(number(given, 0..=912)?),
+        "CPU-freq" => settings.no_frequency_warning = true,
+        "report-histogram" => settings.output.histogram = true,
+        "report-unsorted" => (settings.output.histogram, settings.output.unsorted) = (true, true),
+        "ib-port" => settings.device_port = number(given, 1..=255)?,
+        "inline_size" => settings.inline = Some(number(given, 0..=912)?),
         "post_list" => raw.post_list = Some(number(given, DEPTH)?),
         "recv_post_list" => raw.recv_post_list = Some(number(given, DEPTH)?),
-        "hop_limit" => raw.hop_limit = Some(number(given, 0..=255)?),
+        "hop_limit" => settings.hop_limit = number(given, 0..=255)?,
         "mcg" => raw.multicast = true,
         "MGID" => raw.group = Some(group(given)?),
         "mtu" => match number(given, 256..=4096)? {
-            mtu @ (256 | 512 | 1024 | 2048 | 4096) => raw.mtu = Some(mtu),
+            mtu @ (256 | 512 | 1024 | 2048 | 4096) => settings.mtu = Some(mtu),
             _ => return Err(invalid_value(given, "256, 512, 1024, 2048 or 4096")),
         },
         "iters" => raw.iterations = Some(number(given, 5..=100_000_000)?),
-        "noPeak" => raw.output.no_peak = true,
-        "outs" => raw.outstanding = Some(number(given, 1..=128)?),
-        "port" => raw.port = Some(number(given, 1..=65_535)?),
-        "qp" => raw.qps = Some(number(given, 1..=16_384)?),
+        "noPeak" => settings.output.no_peak = true,
+        "outs" => settings.outstanding = Some(number(given, 1..=128)?),
+        "port" => settings.port = number(given, 1..=65_535)?,
+        "qp" => settings.qps = number(given, 1..=16_384)?,
         "cq-mod" => raw.cq_mod = Some(number(given, 1..=1024)?),
         "rdma_cm" => raw.rdma_cm = true,
         "rx-depth" => raw.rx_depth = Some(number(given, DEPTH)?),
@@ -174,53 +144,53 @@ fn apply(raw: &mut RawOptions, tool: Tool, given: &GivenOption) -> Result<(), Fa
             raw.size =
                 Some(size.ok_or_else(|| invalid_value(given, "bytes from 1 to 2147483647, such as 64, 4K or 1M"))?);
         }
-        "sl" => raw.service_level = Some(number(given, 0..=15)?),
+        "sl" => settings.service_level = number(given, 0..=15)?,
         "tx-depth" => raw.tx_depth = Some(number(given, DEPTH)?),
-        "tos" => raw.type_of_service = Some(number(given, 0..=255)?),
-        "qp-timeout" => raw.timeout = Some(number(given, 0..=31)?),
-        "limit_bw" => raw.least_bandwidth = Some(fraction(given)?),
-        "gid-index" => raw.gid_index = Some(number(given, 0..=255)?),
-        "limit_msgrate" => raw.least_rate = Some(fraction(given)?),
+        "tos" => settings.type_of_service = Some(number(given, 0..=255)?),
+        "qp-timeout" => settings.timeout = number(given, 0..=31)?,
+        "limit_bw" => settings.least_bandwidth = Some(fraction(given)?),
+        "gid-index" => settings.gid_index = Some(number(given, 0..=255)?),
+        "limit_msgrate" => settings.least_rate = Some(fraction(given)?),
         "com_rdma_cm" => raw.over_rdma_cm = true,
         "out_json" => {
-            raw.output.json.get_or_insert_with(|| JSON_FILE.into());
+            settings.output.json.get_or_insert_with(|| JSON_FILE.into());
         }
-        "out_json_file" => raw.output.json = Some(PathBuf::from(&given.value)),
-        "cpu_util" => raw.output.cpu = true,
+        "out_json_file" => settings.output.json = Some(PathBuf::from(&given.value)),
+        "cpu_util" => settings.output.cpu = true,
         "force-link" => match given.value.to_ascii_lowercase().as_str() {
-            "ib" => raw.link = Some(true),
-            "ethernet" => raw.link = Some(false),
+            "ib" => settings.infiniband = Some(true),
+            "ethernet" => settings.infiniband = Some(false),
             _ => return Err(invalid_value(given, "IB or Ethernet")),
         },
-        "ipv6" => raw.ipv6 = true,
+        "ipv6" => settings.ipv6 = true,
         "source_ip" => {
-            raw.source = Some(
+            settings.source = Some(
                 given
                     .value
                     .parse()
                     .map_err(|_| invalid_value(given, "an IP address, such as 10.0.0.1"))?,
             );
         }
-        "latency_gap" => raw.gap = Some(number(given, 0..=u64::from(u32::MAX))?),
-        "mr_per_qp" => raw.region_per_qp = true,
-        "output" => raw.output.only = Some(only(given, tool)?),
+        "latency_gap" => settings.gap = Some(Duration::from_micros(number(given, 0..=u64::from(u32::MAX))?)),
+        "mr_per_qp" => settings.region_per_qp = true,
+        "output" => settings.output.only = Some(only(given, tool)?),
         // The default here anyway.
         "use_old_post_send" => {}
-        "perform_warm_up" => raw.warm_up = true,
-        "flow_label" => raw.flow_label = Some(number(given, 0..=0xf_ffff)?),
+        "perform_warm_up" => settings.warm_up = true,
+        "flow_label" => settings.flow_label = number(given, 0..=0xf_ffff)?,
         "use_cuda" => raw.gpu = Some(number(given, 0..=65_535)?),
         "use_cuda_bus_id" => raw.gpu_bus = Some(given.value.clone()),
         "use_cuda_dmabuf" => raw.dmabuf = true,
-        "pkey_index" => raw.pkey_index = Some(number(given, 0..=65_535)?),
-        "report-both" => raw.output.both = true,
-        "report_gbits" => raw.output.gbits = true,
-        "reversed" => raw.reversed = true,
-        "run_infinitely" => raw.forever = true,
-        "retry_count" => raw.retry = Some(number(given, 0..=7)?),
+        "pkey_index" => settings.pkey_index = number(given, 0..=65_535)?,
+        "report-both" => settings.output.both = true,
+        "report_gbits" => settings.output.gbits = true,
+        "reversed" => settings.reversed = true,
+        "run_infinitely" => settings.forever = true,
+        "retry_count" => settings.retry = number(given, 0..=7)?,
         "tclass" => raw.traffic_class = Some(number(given, 0..=255)?),
-        "use-srq" => raw.shared_receive = true,
-        "use_hugepages" => raw.huge_pages = true,
-        "wait_destroy" => raw.wait_destroy = Some(number(given, 0..=u64::from(u32::MAX))?),
+        "use-srq" => settings.shared_receive = true,
+        "use_hugepages" => settings.huge_pages = true,
+        "wait_destroy" => settings.wait_destroy = Duration::from_secs(number(given, 0..=u64::from(u32::MAX))?),
         "disable_pcie_relaxed" => raw.strict_ordering = true,
         "burst_size" => raw.burst = Some(number(given, DEPTH)?),
         "rate_limit" => {
@@ -327,107 +297,67 @@ fn only(given: &GivenOption, tool: Tool) -> Result<SingleMetric, Failure> {
     }
 }
 
-fn contradictions(raw: &RawOptions, tool: Tool) -> Result<(), Failure> {
-    let timed = raw.duration.is_some() || raw.forever;
+fn contradictions(raw: &RawOptions) -> Result<(), Failure> {
+    let settings = &raw.settings;
+    let tool = settings.tool;
+    let timed = raw.duration.is_some() || settings.forever;
     let send = tool.verb == Verb::Send;
     let gpu = raw.gpu.is_some() || raw.gpu_bus.is_some();
-    let refused = [
-        (
-            timed && raw.all,
-            "-a goes with -n, not with -D: measure one size after the other with -s",
-        ),
-        (timed && raw.events, "-e goes with -n, not with -D"),
-        (
-            timed && raw.output.histogram,
-            "-H and -U print the samples of -n messages: a test of -D keeps none",
-        ),
-        (
-            raw.forever && send && raw.bidirectional,
-            "--run_infinitely does not go with -b for SENDs",
-        ),
-        (
-            raw.forever && raw.rate.is_some(),
-            "--run_infinitely does not go with --rate_limit",
-        ),
-        (raw.output.cpu && !timed, "--cpu_util goes with -D SECONDS"),
-        (raw.output.both && !raw.bidirectional, "--report-both goes with -b"),
-        (
-            raw.reversed && raw.bidirectional,
-            "--reversed does not go with -b, which sends both ways",
-        ),
-        (
-            raw.gpu.is_some() && raw.gpu_bus.is_some(),
-            "--use_cuda and --use_cuda_bus_id both name a GPU: leave one out",
-        ),
-        (
-            raw.dmabuf && !gpu,
-            "--use_cuda_dmabuf goes with --use_cuda or --use_cuda_bus_id",
-        ),
-        (
-            gpu && tool.verb == Verb::Atomic,
-            "--use_cuda: the results of atomics are read by the CPU: leave it out",
-        ),
-        (
-            gpu && tool.verb == Verb::Write && tool.kind == Kind::Lat,
-            "--use_cuda: ib_write_lat polls the last byte of a message, which the CPU cannot do in a GPU's memory: use ib_send_lat, ib_read_lat or doorbell lat write --gpu",
-        ),
-        (
-            gpu && raw.inline.is_some_and(|bytes| bytes > 0),
-            "-I does not go with --use_cuda: the CPU copies the inline payload",
-        ),
-        (
-            gpu && raw.huge_pages,
-            "--use_hugepages is for the host's memory, --use_cuda for a GPU's: leave one out",
-        ),
-        (
-            gpu && raw.all && (tool.kind == Kind::Lat || send),
-            "-a does not go with --use_cuda here: measure one size after the other with -s",
-        ),
-        (raw.vector.is_some() && !raw.events, "-X goes with -e"),
-        (
-            raw.rdma_cm && raw.over_rdma_cm,
-            "-R and -z are two ways to connect: leave one out",
-        ),
-        (
-            raw.rdma_cm && raw.transport == Some(Transport::Uc),
-            "-R connects RC and UD: the connection manager connects no UC",
-        ),
-        (raw.group.is_some() && !raw.multicast, "-M goes with -g"),
-        (
-            raw.multicast && raw.rdma_cm,
-            "-g does not go with -R: the ends of a group find each other by -z, or over TCP",
-        ),
-        (
-            raw.multicast && raw.bidirectional,
-            "-g does not go with -b: the server's queue pair is in the group, and the client sends",
-        ),
-        (
-            raw.multicast && raw.qps.is_some_and(|qps| qps > 1),
-            "-g has one queue pair: leave -q out",
-        ),
-        (
-            raw.type_of_service.is_some() && !raw.rdma_cm,
-            "-T goes with -R; --tclass sets the traffic class of other queue pairs",
-        ),
-        (
-            raw.burst.is_some() && raw.rate.is_none(),
-            "--burst_size goes with --rate_limit",
-        ),
-        (
-            raw.rate_unit.is_some() && raw.rate.is_none(),
-            "--rate_units goes with --rate_limit",
-        ),
-        (
-            raw.rate.is_some() && (tool.verb == Verb::Atomic || send && raw.bidirectional),
-            "--rate_limit does not go with atomics, nor with -b for SENDs",
-        ),
-        (
-            raw.output.only.is_some() && raw.output.histogram,
-            "--output prints one figure, -H and -U all: leave one out",
-        ),
-    ];
-    match refused.iter().find(|(is, _)| *is) {
-        Some((_, why)) => Err(Failure::usage(*why)),
-        None => Ok(()),
-    }
+    let why = match () {
+        () if timed && settings.all => "-a goes with -n, not with -D: measure one size after the other with -s",
+        () if timed && settings.events => "-e goes with -n, not with -D",
+        () if timed && settings.output.histogram => {
+            "-H and -U print the samples of -n messages: a test of -D keeps none"
+        }
+        () if settings.forever && send && settings.bidirectional => "--run_infinitely does not go with -b for SENDs",
+        () if settings.forever && raw.rate.is_some() => "--run_infinitely does not go with --rate_limit",
+        () if settings.output.cpu && !timed => "--cpu_util goes with -D SECONDS",
+        () if settings.output.both && !settings.bidirectional => "--report-both goes with -b",
+        () if settings.reversed && settings.bidirectional => "--reversed does not go with -b, which sends both ways",
+        () if raw.gpu.is_some() && raw.gpu_bus.is_some() => {
+            "--use_cuda and --use_cuda_bus_id both name a GPU: leave one out"
+        }
+        () if raw.dmabuf && !gpu => "--use_cuda_dmabuf goes with --use_cuda or --use_cuda_bus_id",
+        () if gpu && tool.verb == Verb::Atomic => {
+            "--use_cuda: the results of atomics are read by the CPU: leave it out"
+        }
+        () if gpu && tool.verb == Verb::Write && tool.kind == Kind::Lat => {
+            "--use_cuda: ib_write_lat polls the last byte of a message, which the CPU cannot do in a GPU's memory: use ib_send_lat, ib_read_lat or doorbell lat write --gpu"
+        }
+        () if gpu && settings.inline.is_some_and(|bytes| bytes > 0) => {
+            "-I does not go with --use_cuda: the CPU copies the inline payload"
+        }
+        () if gpu && settings.huge_pages => {
+            "--use_hugepages is for the host's memory, --use_cuda for a GPU's: leave one out"
+        }
+        () if gpu && settings.all && (tool.kind == Kind::Lat || send) => {
+            "-a does not go with --use_cuda here: measure one size after the other with -s"
+        }
+        () if raw.vector.is_some() && !settings.events => "-X goes with -e",
+        () if raw.rdma_cm && raw.over_rdma_cm => "-R and -z are two ways to connect: leave one out",
+        () if raw.rdma_cm && raw.transport == Some(Transport::Uc) => {
+            "-R connects RC and UD: the connection manager connects no UC"
+        }
+        () if raw.group.is_some() && !raw.multicast => "-M goes with -g",
+        () if raw.multicast && raw.rdma_cm => {
+            "-g does not go with -R: the ends of a group find each other by -z, or over TCP"
+        }
+        () if raw.multicast && settings.bidirectional => {
+            "-g does not go with -b: the server's queue pair is in the group, and the client sends"
+        }
+        () if raw.multicast && settings.qps > 1 => "-g has one queue pair: leave -q out",
+        () if settings.type_of_service.is_some() && !raw.rdma_cm => {
+            "-T goes with -R; --tclass sets the traffic class of other queue pairs"
+        }
+        () if raw.burst.is_some() && raw.rate.is_none() => "--burst_size goes with --rate_limit",
+        () if raw.rate_unit.is_some() && raw.rate.is_none() => "--rate_units goes with --rate_limit",
+        () if raw.rate.is_some() && (tool.verb == Verb::Atomic || send && settings.bidirectional) => {
+            "--rate_limit does not go with atomics, nor with -b for SENDs"
+        }
+        () if settings.output.only.is_some() && settings.output.histogram => {
+            "--output prints one figure, -H and -U all: leave one out"
+        }
+        () => return Ok(()),
+    };
+    Err(Failure::usage(why))
 }

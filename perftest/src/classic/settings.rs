@@ -13,9 +13,10 @@ pub(crate) use crate::cli::Transport;
 use crate::device::GpuSelector;
 
 /// How the two ends exchange QP information.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Exchange {
     /// Over TCP.
+    #[default]
     Tcp,
     /// Over a CM queue pair; the connection manager connects the test's queue pairs as well (`-R`).
     RdmaCm,
@@ -30,6 +31,12 @@ pub(crate) enum TestLength {
     Iterations(u64),
     /// A time (`-D`), of which the first and the last `margin` (`-f`) do not count.
     Duration { duration: Duration, margin: Duration },
+}
+
+impl Default for TestLength {
+    fn default() -> Self {
+        TestLength::Iterations(1000)
+    }
 }
 
 /// The GPU whose memory messages lie in (`--use_cuda`, `--use_cuda_bus_id`, `--use_cuda_dmabuf`).
@@ -83,7 +90,7 @@ pub(crate) enum SingleMetric {
     Latency,
 }
 
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Default)]
 // fields: one per option of the C tools
 pub(crate) struct Settings {
     pub(crate) tool: Tool,
@@ -183,6 +190,20 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    /// The defaults of what depends on no other option.
+    pub(crate) fn new(tool: Tool) -> Settings {
+        Settings {
+            tool,
+            port: 18_515,
+            device_port: 1,
+            timeout: 14,
+            retry: 7,
+            hop_limit: 64,
+            qps: 1,
+            ..Settings::default()
+        }
+    }
+
     pub(crate) fn is_server(&self) -> bool {
         self.host.is_none()
     }

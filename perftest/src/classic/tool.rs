@@ -2,56 +2,34 @@
 
 use std::path::Path;
 
-/// The operation that a tool measures.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Verb {
-    Write,
-    Read,
-    Send,
-    /// Fetch-and-add, or compare-and-swap.
-    Atomic,
-}
+pub(crate) use crate::cli::Operation as Verb;
+pub(crate) use crate::plan::Kind;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
-    Bw,
-    Lat,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Tool {
     pub(crate) verb: Verb,
     pub(crate) kind: Kind,
+    name: &'static str,
 }
 
 impl Tool {
-    pub(crate) const ALL: [Tool; 8] = {
-        const fn tool(verb: Verb, kind: Kind) -> Tool {
-            Tool { verb, kind }
-        }
-        [
-            tool(Verb::Write, Kind::Bw),
-            tool(Verb::Write, Kind::Lat),
-            tool(Verb::Read, Kind::Bw),
-            tool(Verb::Read, Kind::Lat),
-            tool(Verb::Send, Kind::Bw),
-            tool(Verb::Send, Kind::Lat),
-            tool(Verb::Atomic, Kind::Bw),
-            tool(Verb::Atomic, Kind::Lat),
-        ]
-    };
+    pub(crate) const ALL: [Tool; 8] = [
+        Tool::new("ib_write_bw", Verb::Write, Kind::Bw),
+        Tool::new("ib_write_lat", Verb::Write, Kind::Lat),
+        Tool::new("ib_read_bw", Verb::Read, Kind::Bw),
+        Tool::new("ib_read_lat", Verb::Read, Kind::Lat),
+        Tool::new("ib_send_bw", Verb::Send, Kind::Bw),
+        Tool::new("ib_send_lat", Verb::Send, Kind::Lat),
+        Tool::new("ib_atomic_bw", Verb::Atomic, Kind::Bw),
+        Tool::new("ib_atomic_lat", Verb::Atomic, Kind::Lat),
+    ];
+
+    const fn new(name: &'static str, verb: Verb, kind: Kind) -> Tool {
+        Tool { verb, kind, name }
+    }
 
     pub(crate) fn name(self) -> &'static str {
-        match (self.verb, self.kind) {
-            (Verb::Write, Kind::Bw) => "ib_write_bw",
-            (Verb::Write, Kind::Lat) => "ib_write_lat",
-            (Verb::Read, Kind::Bw) => "ib_read_bw",
-            (Verb::Read, Kind::Lat) => "ib_read_lat",
-            (Verb::Send, Kind::Bw) => "ib_send_bw",
-            (Verb::Send, Kind::Lat) => "ib_send_lat",
-            (Verb::Atomic, Kind::Bw) => "ib_atomic_bw",
-            (Verb::Atomic, Kind::Lat) => "ib_atomic_lat",
-        }
+        self.name
     }
 
     pub(crate) fn from_program_name(program: &Path) -> Option<Tool> {

@@ -7,8 +7,9 @@ use doorbell_collectives::plan::{Collective, draw};
 use doorbell_collectives::{Communicator, Rank};
 use serde::Serialize;
 
+use super::table::Chosen;
 use super::{CollArgs, traffic};
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, one_line, refused};
 use crate::report::{print_line, print_result};
 
 #[derive(Serialize)]
@@ -22,11 +23,8 @@ struct Explained {
 
 #[derive(Serialize)]
 struct Row {
-    bytes: u64,
-    algorithm: &'static str,
-    protocol: &'static str,
-    channels: u32,
-    slice_bytes: u64,
+    #[serde(flatten)]
+    chosen: Chosen,
     predicted_us: f64,
     reason: String,
 }
@@ -43,20 +41,14 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
             Collective::AllToAllV => 0,
             other => case.count * data.bytes() as u64 * traffic::parts(other, case.ranks),
         };
-        let decision = comm
-            .explain(args.collective(), root, data, moved)
-            .map_err(|e| Failure::test(one_line(&e.to_string())))?;
+        let decision = comm.explain(args.collective(), root, data, moved).map_err(refused)?;
         if !args.json {
             print_line(&format!("# {bytes} B\n{}", decision.explain()))?;
         }
         let choice = decision.choice;
         first.get_or_insert(choice);
         rows.push(Row {
-            bytes,
-            algorithm: choice.algorithm.name(),
-            protocol: choice.protocol.name(),
-            channels: choice.channels,
-            slice_bytes: choice.slice_bytes,
+            chosen: Chosen::new(bytes, &choice),
             predicted_us: decision.predicted_ns / 1e3,
             reason: decision.reason,
         });

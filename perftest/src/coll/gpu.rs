@@ -1,19 +1,20 @@
 //! `doorbell coll --gpu`: the same test on GPU memory. Ranks take the host's GPUs one after
 //! another, and share them where there are fewer. Times are between two events of a stream.
 
-use doorbell_collectives::communicator::Reduction;
 use doorbell_collectives::gpu::{GpuCall, GpuCommunicator, GpuError, GpuMessage, GpuOptions, as_bytes, as_bytes_mut};
 use doorbell_collectives::moe::MoeError;
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::{Case, Number, input_element};
-use doorbell_collectives::{CollectiveError, Communicator, PreMulSum, Rank, ReduceOp};
+use doorbell_collectives::{CollectiveError, Communicator, Rank};
 use doorbell_cuda::{Context, DeviceMemory, Driver, Event, Graph, HostMemory, Memory, Span, Stream};
 
 use super::CollArgs;
-use super::measure::{TRIAL_OPERATIONS, TypedJob, all_values, dispatch, iterations, own_offsets, print, summary};
+use super::measure::{
+    Point, TRIAL_OPERATIONS, TypedJob, all_values, dispatch, iterations, own_offsets, print, summary,
+};
 use super::moe::{self, MoeRow, Part};
 use super::table::{Measurement, Report, Row};
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, one_line, refused};
 use crate::interrupt::Interrupt;
 use crate::report::LinkKind;
 
@@ -38,10 +39,6 @@ macro_rules! stops {
 }
 
 stops! { GpuError CollectiveError MoeError doorbell_cuda::Error }
-
-fn failed(e: &dyn std::fmt::Display) -> Failure {
-    Failure::test(one_line(&e.to_string()))
-}
 
 /// Refuses options that do not go with GPUs.
 pub(super) fn check_options(args: &CollArgs) -> Result<(), Failure> {
@@ -77,19 +74,15 @@ pub(super) fn context(comm: &Communicator) -> Result<Context, Failure> {
         .iter()
         .filter(|member| member.host == *host)
         .count();
-    let device = driver.device(before % driver.device_count()).map_err(|e| failed(&e))?;
-    device.context().map_err(|e| failed(&e))
+    let device = driver.device(before % driver.device_count()).map_err(refused)?;
+    device.context().map_err(refused)
 }
 
 struct Job<'a> {
-    args: &'a CollArgs,
     gpu: &'a GpuCommunicator,
     stream: &'a Stream,
     memories: &'a [DeviceMemory; 2],
-    case: Case,
-    bytes: u64,
-    op: ReduceOp,
-    iterations: u32,
+    point: Point<'a>,
 }
 
 /// # Errors
@@ -103,7 +96,7 @@ pub(super) fn run(
 ) -> Result<(), Failure> {
     let gpu = join(comm, &mut report)?;
     measure(args, &gpu, interrupt, report)?;
-    gpu.destroy().map_err(|e| failed(&e))
+    gpu.destroy().map_err(refused)
 }
 
 /// As [`run`], of dispatch or combine.
@@ -116,15 +109,15 @@ pub(super) fn run_moe(
 ) -> Result<(), Failure> {
     let gpu = join(comm, &mut report)?;
     moe::run(args, part, moe::Ranks::OnGpus(&gpu), interrupt, report)?;
-    gpu.destroy().map_err(|e| failed(&e))
+    gpu.destroy().map_err(refused)
 }
 
 /// The communicator of the ranks' GPUs, which the report names.
 fn join<R>(comm: Communicator, report: &mut Report<R>) -> Result<GpuCommunicator, Failure> {
     let context = context(&comm)?;
     let options = GpuOptions::from_env().map_err(|e| Failure::usage(one_line(&e.to_string())))?;
-    let gpu = GpuCommunicator::new(comm, &context, options).map_err(|e| failed(&e))?;
-    let name = context.device().name().map_err(|e| failed(&e))?;
+    let gpu = GpuCommunicator::new(comm, &context, options).map_err(refused)?;
+    let name = context.device().name().map_err(refused)?;
     match gpu.staged_reason() {
         Some(reason) => {
             report.memory = "staged";
@@ -165,23 +158,19 @@ fn measure(args: &CollArgs, gpu: &GpuCommunicator, interrupt: &Interrupt, report
         _ => most,
     };
     let memory = || DeviceMemory::alloc(gpu.context(), most);
-    let memories = [memory().map_err(|e| failed(&e))?, memory().map_err(|e| failed(&e))?];
+    let memories = [memory().map_err(refused)?, memory().map_err(refused)?];
     for memory in &memories {
-        gpu.register(memory).map_err(|e| failed(&e))?;
+        gpu.register(memory).map_err(refused)?;
     }
-    let stream = Stream::new(gpu.context()).map_err(|e| failed(&e))?;
-    let row = |case: Case, data, bytes, op| {
+    let stream = Stream::new(gpu.context()).map_err(refused)?;
+    let row = |point, data| {
         let mut job = Job {
-            args,
             gpu,
             stream: &stream,
             memories: &memories,
-            case,
-            bytes,
-            op,
-            iterations: 0,
+            point,
         };
-        dispatch(data, &mut job).map_err(|e| failed(&e))
+        dispatch(data, &mut job).map_err(refused)
     };
     print(args, gpu.host(), interrupt, report, row)
 }
@@ -191,35 +180,29 @@ impl TypedJob for Job<'_> {
 
     fn with<T: Number>(&mut self) -> Self::Out {
         let measurement = self.measurement::<T>(false)?;
-        let in_place = match self.case.collective.runs_in_place() {
+        let Point { args, case, .. } = self.point;
+        let in_place = match case.collective.runs_in_place() {
             true => Some(self.measurement::<T>(true)?),
             false => None,
         };
         // A group has the executor of all-to-all-v.
-        let collective = match self.args.group {
+        let collective = match args.group {
             true => Collective::AllToAllV,
-            false => self.case.collective,
+            false => case.collective,
         };
-        let (executor, algorithm) = self.gpu.selection(collective, T::TYPE, self.case.count as usize, true);
+        let (executor, algorithm) = self.gpu.selection(collective, T::TYPE, case.count as usize, true);
         Ok(Row {
-            bytes: self.bytes,
-            count: self.case.count,
-            dtype: T::TYPE.name(),
-            op: if self.case.collective.reduces() {
-                self.op.name()
-            } else {
-                "none"
-            },
-            root: self.args.root().map_or(-1, i64::from),
             algorithm: algorithm.map_or("auto", |algorithm| algorithm.name()),
             protocol: executor.name(),
             channels: 1,
-            ranks: self.case.ranks,
-            iterations: self.iterations,
-            measurement,
-            in_place,
+            ..self.point.row(T::TYPE, measurement, in_place)
         })
     }
+}
+
+/// Nothing is no operand.
+fn span(memory: &DeviceMemory, start: usize, len: usize) -> Result<Option<Span<'_>>, doorbell_cuda::Error> {
+    (len > 0).then(|| memory.span(start..start + len)).transpose()
 }
 
 struct Operands<'a> {
@@ -229,51 +212,52 @@ struct Operands<'a> {
 
 impl Job<'_> {
     fn operands<T: Number>(&self, in_place: bool) -> Result<Operands<'_>, Stop> {
-        let (case, rank) = (&self.case, self.gpu.rank());
+        let (case, rank) = (&self.point.case, self.gpu.rank());
         let bytes = |elements: u64| elements as usize * size_of::<T>();
         let (gives, gets) = (bytes(case.input(rank)), bytes(case.output(rank)));
         let [first, second] = self.memories;
-        if !in_place {
-            return Self::at((first, 0, gives), (second, 0, gets));
-        }
-        let [input, output] = own_offsets(case, rank).map(|elements| elements * size_of::<T>());
-        Self::at((first, input, gives), (first, output, gets))
-    }
-
-    fn at<'m>(
-        input: (&'m DeviceMemory, usize, usize),
-        output: (&'m DeviceMemory, usize, usize),
-    ) -> Result<Operands<'m>, Stop> {
-        let span = |(memory, start, len): (&'m DeviceMemory, usize, usize)| -> Result<Option<Span<'m>>, Stop> {
-            Ok(if len > 0 {
-                Some(memory.span(start..start + len)?)
-            } else {
-                None
-            })
+        let (target, [input, output]) = match in_place {
+            true => (first, own_offsets(case, rank).map(|elements| elements * size_of::<T>())),
+            false => (second, [0, 0]),
         };
         Ok(Operands {
-            input: span(input)?,
-            output: span(output)?,
+            input: span(first, input, gives)?,
+            output: span(target, output, gets)?,
         })
     }
 
     fn measurement<T: Number>(&mut self, in_place: bool) -> Result<Measurement, Stop> {
+        let Point { args, case, op, .. } = self.point;
         let rank = self.gpu.rank();
         let mut wrong = 0;
-        for check in 0..u64::from(self.args.check) {
-            let seed = self.args.seed ^ check << 32;
+        for check in 0..u64::from(args.check) {
+            let seed = args.seed ^ check << 32;
             let operands = self.operands::<T>(in_place)?;
             self.fill::<T>(&operands, seed)?;
             self.enqueue::<T>(&operands)?;
             let output = self.read::<T>(&operands)?;
-            wrong += self.case.count_wrong(self.op, rank, seed, &output);
+            wrong += case.count_wrong(op, rank, seed, &output);
         }
         let wrong = all_values(self.gpu.host(), wrong as f64)?.iter().sum::<f64>() as u64;
         // Repeated in-place reductions would overflow; zeros stay zeros.
         for memory in self.memories {
             self.stream.fill(memory.all(), 0)?;
         }
-        self.count::<T>(in_place)?;
+        if self.point.iterations == 0 {
+            self.point.iterations = iterations::<Stop>(args, self.gpu.host(), || {
+                let operands = self.operands::<T>(in_place)?;
+                self.enqueue::<T>(&operands)?;
+                let (began, ended) = (Event::timed(self.gpu.context())?, Event::timed(self.gpu.context())?);
+                self.stream.record(&began)?;
+                for _ in 0..TRIAL_OPERATIONS {
+                    self.enqueue::<T>(&operands)?;
+                }
+                self.stream.record(&ended)?;
+                self.stream.synchronize()?;
+                Ok(ended.since(&began)?.as_secs_f64())
+            })?;
+        }
+        let iterations = self.point.iterations;
         let graph = self.graph::<T>(in_place)?;
         let each = if graph.is_some() { GRAPH_OPERATIONS } else { 1 };
         let exec = graph.as_ref().map(Graph::instantiate).transpose()?;
@@ -287,40 +271,21 @@ impl Job<'_> {
             }
             Ok(())
         };
-        go(self.args.warmup.unwrap_or(self.iterations / 10 + 2))?;
+        go(args.warmup.unwrap_or(iterations / 10 + 2))?;
         self.stream.synchronize()?;
         all_values(self.gpu.host(), 0.0)?;
         let (began, ended) = (Event::timed(self.gpu.context())?, Event::timed(self.gpu.context())?);
         self.stream.record(&began)?;
-        go(self.iterations)?;
+        go(iterations)?;
         self.stream.record(&ended)?;
         self.stream.synchronize()?;
         self.gpu.check()?;
-        let mine = ended.since(&began)?.as_secs_f64() / f64::from(self.iterations.div_ceil(each) * each);
-        Ok(summary(self.args, self.gpu.host(), &self.case, T::TYPE, mine, wrong)?)
-    }
-
-    fn count<T: Number>(&mut self, in_place: bool) -> Result<(), Stop> {
-        if self.iterations > 0 {
-            return Ok(());
-        }
-        self.iterations = iterations::<Stop>(self.args, self.gpu.host(), || {
-            let operands = self.operands::<T>(in_place)?;
-            self.enqueue::<T>(&operands)?;
-            let (began, ended) = (Event::timed(self.gpu.context())?, Event::timed(self.gpu.context())?);
-            self.stream.record(&began)?;
-            for _ in 0..TRIAL_OPERATIONS {
-                self.enqueue::<T>(&operands)?;
-            }
-            self.stream.record(&ended)?;
-            self.stream.synchronize()?;
-            Ok(ended.since(&began)?.as_secs_f64())
-        })?;
-        Ok(())
+        let mine = ended.since(&began)?.as_secs_f64() / f64::from(iterations.div_ceil(each) * each);
+        Ok(summary(args, self.gpu.host(), &case, T::TYPE, mine, wrong)?)
     }
 
     fn graph<T: Number>(&self, in_place: bool) -> Result<Option<Graph>, Stop> {
-        if !self.args.graph {
+        if !self.point.args.graph {
             return Ok(None);
         }
         let operands = self.operands::<T>(in_place)?;
@@ -335,14 +300,11 @@ impl Job<'_> {
 
     fn call<'p, T: Number>(&self, operands: &Operands<'p>) -> GpuCall<'p> {
         GpuCall {
-            collective: self.case.collective,
-            root: self.case.root,
+            collective: self.point.case.collective,
+            root: self.point.case.root,
             data: T::TYPE,
-            count: self.case.count as usize,
-            reduction: match self.op {
-                ReduceOp::PreMulSum => PreMulSum(T::scalar(self.gpu.rank())).into(),
-                op => Reduction::from(op),
-            },
+            count: self.point.case.count as usize,
+            reduction: self.point.reduction::<T>(self.gpu.rank()),
             input: operands.input,
             output: operands.output,
         }
@@ -353,7 +315,7 @@ impl Job<'_> {
     }
 
     fn operation<T: Number>(&self, operands: &Operands<'_>) -> Result<(), GpuError> {
-        let (case, rank) = (&self.case, self.gpu.rank());
+        let (case, rank) = (&self.point.case, self.gpu.rank());
         match (case.collective, operands.input, operands.output) {
             (Collective::AllToAllV, Some(input), Some(output)) => {
                 let all = || (0..case.ranks).map(Rank);
@@ -363,15 +325,16 @@ impl Job<'_> {
                     .all_to_all_v((input, &send), (output, &receive), T::TYPE, self.stream)
             }
             (Collective::AllToAllV, ..) => Ok(()),
-            (_, Some(input), Some(output)) if self.args.group => self.group(input, output),
+            (_, Some(input), Some(output)) if self.point.args.group => self.group(input, output),
             _ => self.gpu.enqueue(&self.call::<T>(operands), self.stream),
         }
     }
 
     /// The operation as sends and receives.
     fn group(&self, input: Span<'_>, output: Span<'_>) -> Result<(), GpuError> {
-        let (ranks, rank) = (self.case.ranks, self.gpu.rank().0);
-        if self.case.collective == Collective::SendRecv {
+        let Case { ranks, collective, .. } = self.point.case;
+        let rank = self.gpu.rank().0;
+        if collective == Collective::SendRecv {
             let (next, before) = (Rank((rank + 1) % ranks), Rank((rank + ranks - 1) % ranks));
             let messages = [GpuMessage::send(input, next), GpuMessage::receive(output, before)];
             return self.gpu.group(&messages, self.stream);

@@ -13,7 +13,7 @@ use doorbell_collectives::{CollectiveError, CommBuffer, Communicator, DataType, 
 use super::CollArgs;
 use super::table::{Measurement, Report, Row};
 use super::traffic;
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, refused};
 use crate::interrupt::Interrupt;
 use crate::report::print_line;
 
@@ -22,40 +22,36 @@ const SECONDS: f64 = 0.2;
 /// Operations that are timed to choose the iterations.
 pub(super) const TRIAL_OPERATIONS: u32 = 3;
 
-struct Job<'a> {
-    args: &'a CollArgs,
-    comm: &'a Communicator,
-    case: Case,
+/// One size, of one operator.
+pub(super) struct Point<'a> {
+    pub(super) args: &'a CollArgs,
+    pub(super) case: Case,
     bytes: u64,
-    op: ReduceOp,
-    iterations: u32,
+    pub(super) op: ReduceOp,
+    /// The same out of place and in place; 0 until chosen.
+    pub(super) iterations: u32,
+}
+
+struct Job<'a> {
+    comm: &'a Communicator,
+    point: Point<'a>,
 }
 
 /// # Errors
 /// [`Failure::Test`] when an operation fails or a result is wrong; [`Failure::Interrupted`] when a
 /// rank was requested to stop, after printing what was measured until then.
 pub(super) fn run(args: &CollArgs, comm: &Communicator, interrupt: &Interrupt, report: Report) -> Result<(), Failure> {
-    let row = |case, data, bytes, op| {
-        let mut job = Job {
-            args,
-            comm,
-            case,
-            bytes,
-            op,
-            iterations: 0,
-        };
-        dispatch(data, &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))
-    };
+    let row = |point, data| dispatch(data, &mut Job { comm, point }).map_err(refused);
     print(args, comm, interrupt, report, row)
 }
 
 /// As [`run`], with the function that measures one size.
-pub(super) fn print(
-    args: &CollArgs,
+pub(super) fn print<'a>(
+    args: &'a CollArgs,
     comm: &Communicator,
     interrupt: &Interrupt,
     mut report: Report,
-    row: impl FnMut(Case, DataType, u64, ReduceOp) -> Result<Row, Failure>,
+    row: impl FnMut(Point<'a>, DataType) -> Result<Row, Failure>,
 ) -> Result<(), Failure> {
     let first = comm.rank() == Rank(0);
     let table = first && !args.json;
@@ -80,14 +76,13 @@ pub(super) fn print(
     Ok(())
 }
 
-fn rows(
-    args: &CollArgs,
+fn rows<'a>(
+    args: &'a CollArgs,
     comm: &Communicator,
     interrupt: &Interrupt,
-    mut row: impl FnMut(Case, DataType, u64, ReduceOp) -> Result<Row, Failure>,
+    mut row: impl FnMut(Point<'a>, DataType) -> Result<Row, Failure>,
     mut done: impl FnMut(Row) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let failed = |e: CollectiveError| Failure::test(one_line(&e.to_string()));
     let ops: &[ReduceOp] = if args.collective().reduces() {
         &args.op.0
     } else {
@@ -96,17 +91,23 @@ fn rows(
     for &data in args.dtypes() {
         for &op in ops {
             for bytes in args.sizes() {
-                let case = traffic::case(args.collective(), comm.size(), Rank(args.root), bytes, data);
+                let point = Point {
+                    args,
+                    case: traffic::case(args.collective(), comm.size(), Rank(args.root), bytes, data),
+                    bytes,
+                    op,
+                    iterations: 0,
+                };
                 // All ranks stop at the same size.
                 let requested = f64::from(u8::from(interrupt.requested()));
                 if all_values(comm, requested)
-                    .map_err(failed)?
+                    .map_err(refused)?
                     .iter()
                     .any(|&requested| requested > 0.0)
                 {
                     return Err(Failure::Interrupted);
                 }
-                done(row(case, data, bytes, op)?)?;
+                done(row(point, data)?)?;
             }
         }
     }
@@ -141,22 +142,81 @@ impl TypedJob for Job<'_> {
     type Out = Result<Row, CollectiveError>;
 
     fn with<T: Number>(&mut self) -> Self::Out {
-        let Self { comm, case, .. } = *self;
-        let collective = case.collective;
+        let (comm, case) = (self.comm, self.point.case);
         let measurement = self.measurement(Buffers::<T>::apart(comm, &case)?)?;
-        let in_place = if collective.runs_in_place() {
+        let in_place = if case.collective.runs_in_place() {
             Some(self.measurement(Buffers::<T>::in_place(comm, &case)?)?)
         } else {
             None
         };
         let element = T::TYPE.bytes() as u64;
-        let moved = case.count * element * traffic::parts(collective, case.ranks);
-        let choice = comm.explain(collective, case.root, T::TYPE, moved)?.choice;
-        let row = Row {
+        let moved = case.count * element * traffic::parts(case.collective, case.ranks);
+        let choice = comm.explain(case.collective, case.root, T::TYPE, moved)?.choice;
+        Ok(self.point.row(T::TYPE, measurement, in_place).chosen_by(&choice))
+    }
+}
+
+impl Job<'_> {
+    fn measurement<T: Number>(&mut self, mut buffers: Buffers<T>) -> Result<Measurement, CollectiveError> {
+        let comm = self.comm;
+        let Point { args, case, op, .. } = self.point;
+        let rank = comm.rank();
+        let reduction = self.point.reduction::<T>(rank);
+        let mut wrong = 0;
+        for check in 0..u64::from(args.check) {
+            let seed = args.seed ^ check << 32;
+            buffers.fill(&case, rank, seed);
+            buffers.run(comm, &case, &reduction, None)?;
+            wrong += case.count_wrong(op, rank, seed, buffers.output(&case, rank));
+        }
+        let wrong = all_values(comm, wrong as f64)?.iter().sum::<f64>() as u64;
+        // Repeated in-place reductions would overflow; zeros stay zeros.
+        buffers.clear();
+        let mut run = || buffers.run(comm, &case, &reduction, None);
+        if self.point.iterations == 0 {
+            self.point.iterations = iterations::<CollectiveError>(args, comm, || {
+                run()?;
+                let began = Instant::now();
+                for _ in 0..TRIAL_OPERATIONS {
+                    run()?;
+                }
+                Ok(began.elapsed().as_secs_f64())
+            })?;
+        }
+        let iterations = self.point.iterations;
+        for _ in 0..args.warmup.unwrap_or(iterations / 10 + 2) {
+            run()?;
+        }
+        comm.barrier().wait()?;
+        let began = Instant::now();
+        for _ in 0..iterations {
+            run()?;
+        }
+        let mine = began.elapsed().as_secs_f64() / f64::from(iterations);
+        summary(args, comm, &case, T::TYPE, mine, wrong)
+    }
+}
+
+impl Point<'_> {
+    pub(super) fn reduction<T: Number>(&self, rank: Rank) -> Reduction {
+        match self.op {
+            ReduceOp::PreMulSum => PreMulSum(T::scalar(rank)).into(),
+            op => Reduction::from(op),
+        }
+    }
+
+    /// The row, but for how the operation was done.
+    pub(super) fn row(&self, data: DataType, measurement: Measurement, in_place: Option<Measurement>) -> Row {
+        let case = &self.case;
+        Row {
             bytes: self.bytes,
             count: case.count,
-            dtype: T::TYPE.name(),
-            op: if collective.reduces() { self.op.name() } else { "none" },
+            dtype: data.name(),
+            op: if case.collective.reduces() {
+                self.op.name()
+            } else {
+                "none"
+            },
             root: self.args.root().map_or(-1, i64::from),
             algorithm: "",
             protocol: "",
@@ -165,57 +225,7 @@ impl TypedJob for Job<'_> {
             iterations: self.iterations,
             measurement,
             in_place,
-        };
-        Ok(row.chosen_by(&choice))
-    }
-}
-
-impl Job<'_> {
-    fn measurement<T: Number>(&mut self, mut buffers: Buffers<T>) -> Result<Measurement, CollectiveError> {
-        let Self {
-            comm, case, op, args, ..
-        } = *self;
-        let rank = comm.rank();
-        let reduction = match op {
-            ReduceOp::PreMulSum => PreMulSum(T::scalar(rank)).into(),
-            op => Reduction::from(op),
-        };
-        let mut wrong = 0;
-        for check in 0..u64::from(args.check) {
-            let seed = args.seed ^ check << 32;
-            buffers.fill(&case, rank, seed);
-            buffers.run(comm, &case, &reduction, None)?;
-            wrong += case.count_wrong(op, rank, seed, buffers.output(&case, rank));
         }
-        let wrong = all_values(self.comm, wrong as f64)?.iter().sum::<f64>() as u64;
-        // Repeated in-place reductions would overflow; zeros stay zeros.
-        buffers.clear();
-        self.count(|| buffers.run(comm, &case, &reduction, None))?;
-        for _ in 0..args.warmup.unwrap_or(self.iterations / 10 + 2) {
-            buffers.run(comm, &case, &reduction, None)?;
-        }
-        comm.barrier().wait()?;
-        let began = Instant::now();
-        for _ in 0..self.iterations {
-            buffers.run(comm, &case, &reduction, None)?;
-        }
-        let mine = began.elapsed().as_secs_f64() / f64::from(self.iterations);
-        summary(args, comm, &case, T::TYPE, mine, wrong)
-    }
-
-    fn count(&mut self, mut run: impl FnMut() -> Result<(), CollectiveError>) -> Result<(), CollectiveError> {
-        if self.iterations > 0 {
-            return Ok(());
-        }
-        self.iterations = iterations::<CollectiveError>(self.args, self.comm, || {
-            run()?;
-            let began = Instant::now();
-            for _ in 0..TRIAL_OPERATIONS {
-                run()?;
-            }
-            Ok(began.elapsed().as_secs_f64())
-        })?;
-        Ok(())
     }
 }
 

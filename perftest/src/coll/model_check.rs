@@ -15,8 +15,9 @@ use doorbell_collectives::{CollectiveError, Communicator, Rank, ReduceOp};
 use serde::Serialize;
 
 use super::measure::{Buffers, TypedJob, all_values, dispatch};
+use super::table::Chosen;
 use super::{CollArgs, traffic};
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, refused};
 use crate::report::{print_line, print_result};
 
 const ROUNDS: usize = 5;
@@ -45,11 +46,8 @@ struct ModelCheck {
 
 #[derive(Serialize)]
 struct ChoiceRow {
-    bytes: u64,
-    algorithm: &'static str,
-    protocol: &'static str,
-    channels: u32,
-    slice_bytes: u64,
+    #[serde(flatten)]
+    choice: Chosen,
     predicted_us: f64,
     measured_us: f64,
     /// Predicted over measured time, of the same round.
@@ -72,14 +70,10 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
     let table = comm.rank() == Rank(0) && !args.json;
     if table {
         let head = format!(
-            "# doorbell coll {}: {} ranks, predicted and measured; * is what is chosen\n{:>12} {:<20} {:<8} {:>8} {:>10} {:>14} {:>13} {:>6} {:>7}",
+            "# doorbell coll {}: {} ranks, predicted and measured; * is what is chosen\n{} {:>14} {:>13} {:>6} {:>7}",
             args.collective(),
             comm.size(),
-            "#bytes",
-            "algorithm",
-            "protocol",
-            "channels",
-            "slice",
+            Chosen::head(),
             "predicted[us]",
             "measured[us]",
             "ratio",
@@ -90,7 +84,7 @@ pub(super) fn run(args: &CollArgs, comm: &Communicator) -> Result<(), Failure> {
     let mut results = Vec::new();
     for bytes in args.sizes() {
         let mut job = Job { args, comm, bytes };
-        let rows = dispatch(args.dtypes()[0], &mut job).map_err(|e| Failure::test(one_line(&e.to_string())))?;
+        let rows = dispatch(args.dtypes()[0], &mut job).map_err(refused)?;
         if table {
             rows.iter().try_for_each(print)?;
         }
@@ -133,12 +127,8 @@ fn print(row: &ChoiceRow) -> Result<(), Failure> {
         ""
     };
     print_line(&format!(
-        "{:>12} {:<20} {:<8} {:>8} {:>10} {:>14.2} {:>13.2} {:>6.2} {:>7.2}{}{off}{worse}",
-        row.bytes,
-        row.algorithm,
-        row.protocol,
-        row.channels,
-        row.slice_bytes,
+        "{} {:>14.2} {:>13.2} {:>6.2} {:>7.2}{}{off}{worse}",
+        row.choice.columns(),
         row.predicted_us,
         row.measured_us,
         row.ratio,
@@ -233,11 +223,7 @@ fn rows(bytes: u64, chosen: &Choice, candidates: Vec<CandidateChoice>) -> Vec<Ch
         .map(|candidate| {
             let of = |what: fn(&(f64, f64)) -> f64| median(candidate.rounds.iter().map(what).collect());
             ChoiceRow {
-                bytes,
-                algorithm: candidate.choice.algorithm.name(),
-                protocol: candidate.choice.protocol.name(),
-                channels: candidate.choice.channels,
-                slice_bytes: candidate.choice.slice_bytes,
+                choice: Chosen::new(bytes, &candidate.choice),
                 predicted_us: of(|round| round.0) * 1e6,
                 measured_us: of(|round| round.1) * 1e6,
                 ratio: of(|round| round.0 / round.1),

@@ -12,7 +12,7 @@ use super::table::Report;
 use super::{CollArgs, explain, gpu, measure, model_check, moe};
 use crate::device::{self, Device, Reach};
 use crate::diagnose::{self, Sources};
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, one_line, refused};
 use crate::interrupt::Interrupt;
 use crate::orchestrate;
 use crate::report::{Caveats, LinkKind, ReportedWarning, Warning};
@@ -79,12 +79,11 @@ fn begin(
     join: impl FnOnce() -> Result<Group, BootstrapError>,
     bind: impl FnOnce(),
 ) -> Result<(), Failure> {
-    let failed = |e: &dyn std::fmt::Display| Failure::test(one_line(&e.to_string()));
     let mut soft = args.soft.clone();
     soft.pcap = soft.pcap.filter(|_| rank == 0);
     let devices = device::open_all(&args.device, &soft, args.seed.wrapping_add(u64::from(rank)), reach)?;
     let options = options(args)?;
-    let mut group = join().map_err(|e| failed(&e))?;
+    let mut group = join().map_err(refused)?;
     if args.root().is_some_and(|root| root >= group.ranks()) {
         return Err(Failure::usage(format!(
             "rank {} cannot be the root of {} ranks",
@@ -102,7 +101,7 @@ fn begin(
     };
     bind();
     let contexts: Vec<_> = devices.iter().map(|device| device.context.clone()).collect();
-    let comm = Communicator::new(&contexts, group, options).map_err(|e| failed(&e))?;
+    let comm = Communicator::new(&contexts, group, options).map_err(refused)?;
     let names: Vec<_> = contexts.iter().map(|context| context.name()).collect();
     let device = names.join(",");
     if let Operation::Moe(part) = args.operation {
@@ -126,7 +125,7 @@ fn begin(
         }
         measure::run(args, &comm, interrupt, report)?;
     }
-    comm.destroy().map_err(|e| failed(&e))
+    comm.destroy().map_err(refused)
 }
 
 fn options(args: &CollArgs) -> Result<Options, Failure> {
@@ -159,10 +158,7 @@ fn agree_on_link(devices: &[Device], group: &mut Group) -> Result<LinkKind, Fail
         group: softest.and_then(|device| device.group),
     };
     let text = serde_json::to_vec(&mine).unwrap_or_default();
-    let said = group
-        .control_mut()
-        .all_gather(&text)
-        .map_err(|e| Failure::test(one_line(&e.to_string())))?;
+    let said = group.control_mut().all_gather(&text).map_err(refused)?;
     let all: Option<Vec<ReachedBy>> = said.iter().map(|one| serde_json::from_slice(one).ok()).collect();
     let Some(all) = all else {
         return Err(Failure::test(

@@ -5,6 +5,7 @@ use doorbell_collectives::simulate::{Fabric, Leaves, Row, chart, fastest, table}
 use doorbell_collectives::tune::{Overrides, Tuner, TuningFile};
 use serde::Serialize;
 
+use super::table::Chosen;
 use super::{CollArgs, explain, traffic};
 use crate::failure::{Failure, one_line};
 use crate::report::{print_line, print_result};
@@ -17,22 +18,19 @@ const CHANNELS: u32 = 4;
 const SPINE_NS: f64 = 600.0;
 
 #[derive(Serialize)]
-struct Simulated<'a> {
+struct Simulated {
     test: &'static str,
     ranks: u32,
     per_host: u32,
     /// The link kind of results that are not measured.
     link: &'static str,
-    results: Vec<AlgorithmRow<'a>>,
+    results: Vec<AlgorithmRow>,
 }
 
 #[derive(Serialize)]
-struct AlgorithmRow<'a> {
-    bytes: u64,
-    algorithm: &'a str,
-    protocol: &'a str,
-    channels: u32,
-    slice_bytes: u64,
+struct AlgorithmRow {
+    #[serde(flatten)]
+    choice: Chosen,
     time_us: f64,
     busbw_bytes_per_s: f64,
     /// Whether the plan was simulated; else the closed form was used.
@@ -91,14 +89,10 @@ pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
         });
     }
     print_line(&format!(
-        "# doorbell coll {}: simulated, {ranks} ranks, {} a host, adapters of 400 Gbit/s unless a tuning file says otherwise; * is the quickest\n{:>12} {:<20} {:<8} {:>8} {:>10} {:>12} {:>9}",
+        "# doorbell coll {}: simulated, {ranks} ranks, {} a host, adapters of 400 Gbit/s unless a tuning file says otherwise; * is the quickest\n{} {:>12} {:>9}",
         args.collective(),
         args.per_host,
-        "#bytes",
-        "algorithm",
-        "protocol",
-        "channels",
-        "slice",
+        Chosen::head(),
         "time[us]",
         "busbw[GB/s]"
     ))?;
@@ -106,12 +100,8 @@ pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
         let mark = if line.quickest { " *" } else { "" };
         let closed = if line.simulated { "" } else { " (closed form)" };
         print_line(&format!(
-            "{:>12} {:<20} {:<8} {:>8} {:>10} {:>12.2} {:>9.2}{mark}{closed}",
-            line.bytes,
-            line.algorithm,
-            line.protocol,
-            line.channels,
-            line.slice_bytes,
+            "{} {:>12.2} {:>9.2}{mark}{closed}",
+            line.choice.columns(),
             line.time_us,
             line.busbw_bytes_per_s / 1e9
         ))?;
@@ -119,14 +109,10 @@ pub(super) fn run(args: &CollArgs, ranks: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-fn line<'a>(args: &CollArgs, row: &Row, best: &[Row]) -> AlgorithmRow<'a> {
+fn line(args: &CollArgs, row: &Row, best: &[Row]) -> AlgorithmRow {
     let factor = traffic::factor(args.collective(), row.ranks);
     AlgorithmRow {
-        bytes: row.bytes,
-        algorithm: row.choice.algorithm.name(),
-        protocol: row.choice.protocol.name(),
-        channels: row.choice.channels,
-        slice_bytes: row.choice.slice_bytes,
+        choice: Chosen::new(row.bytes, &row.choice),
         time_us: row.ns / 1e3,
         busbw_bytes_per_s: if row.ns > 0.0 {
             row.bytes as f64 / row.ns * 1e9 * factor

@@ -1,5 +1,7 @@
 //! Results: nccl-tests' table, and one JSON object.
 
+use std::fmt::Display;
+
 use doorbell_collectives::tune;
 use serde::Serialize;
 
@@ -18,6 +20,41 @@ pub(crate) struct Report<R = Row> {
     machine: Machine,
     pub(crate) warnings: Vec<ReportedWarning>,
     pub(crate) results: Vec<R>,
+}
+
+/// What is chosen for a size, in rows of predictions.
+#[derive(Debug, Serialize)]
+pub(crate) struct Chosen {
+    pub(crate) bytes: u64,
+    algorithm: &'static str,
+    protocol: &'static str,
+    channels: u32,
+    slice_bytes: u64,
+}
+
+impl Chosen {
+    pub(crate) fn new(bytes: u64, choice: &tune::Choice) -> Self {
+        Self {
+            bytes,
+            algorithm: choice.algorithm.name(),
+            protocol: choice.protocol.name(),
+            channels: choice.channels,
+            slice_bytes: choice.slice_bytes,
+        }
+    }
+
+    pub(crate) fn head() -> String {
+        columns("#bytes", "algorithm", "protocol", "channels", "slice")
+    }
+
+    pub(crate) fn columns(&self) -> String {
+        let (bytes, channels, slice) = (self.bytes, self.channels, self.slice_bytes);
+        columns(bytes, self.algorithm, self.protocol, channels, slice)
+    }
+}
+
+fn columns<T: Display, U: Display>(bytes: T, algorithm: &str, protocol: &str, channels: U, slice: T) -> String {
+    format!("{bytes:>12} {algorithm:<20} {protocol:<8} {channels:>8} {slice:>10}")
 }
 
 /// The result of one size, out of place.

@@ -7,7 +7,7 @@ use doorbell_cuda::{Context, Device as CudaDevice, Driver};
 use doorbell_gpudirect::{GpuMemory, GpuRegistration, Path};
 use doorbell_verbs::{Local, ProtectionDomain};
 
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, one_line, refused};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MemoryPlace {
@@ -104,25 +104,20 @@ impl Gpu {
         device: &doorbell_verbs::Context,
     ) -> Result<Gpu, Failure> {
         const BYTES: usize = 64 << 10;
-        let refused = |reason: &str| Failure::usage(format!("{flag}: {}", one_line(reason)));
-        let driver = Driver::load().map_err(|e| refused(&e.to_string()))?;
-        let found = which.find(driver).map_err(|e| refused(&e))?;
-        let error = |e: &dyn fmt::Display| Failure::test(one_line(&e.to_string()));
+        let unusable = |reason: &str| Failure::usage(format!("{flag}: {}", one_line(reason)));
+        let driver = Driver::load().map_err(|e| unusable(&e.to_string()))?;
+        let found = which.find(driver).map_err(|e| unusable(&e))?;
         let identity = || Ok::<_, doorbell_cuda::Error>((found.context()?, found.uuid()?.to_string(), found.name()?));
-        let (context, uuid, name) = identity().map_err(|e| error(&e))?;
+        let (context, uuid, name) = identity().map_err(refused)?;
         // In the thread that measures: a current context makes each call slightly faster.
-        context.make_current().map_err(|e| error(&e))?;
-        let memory = GpuMemory::alloc(&context, BYTES).map_err(|e| error(&e))?;
-        let pd: ProtectionDomain = device.protection_domain().map_err(|e| error(&e))?;
+        context.make_current().map_err(refused)?;
+        let memory = GpuMemory::alloc(&context, BYTES).map_err(refused)?;
+        let pd: ProtectionDomain = device.protection_domain().map_err(refused)?;
         let registration = match forced {
             Some(path) => GpuRegistration::new(&pd).path(path),
             None => GpuRegistration::from_environment(&pd).map_err(|e| Failure::usage(one_line(&e.to_string())))?,
         };
-        let path = registration
-            .register(&memory, Local)
-            .map_err(|e| error(&e))?
-            .region()
-            .path();
+        let path = registration.register(&memory, Local).map_err(refused)?.region().path();
         Ok(Gpu {
             context,
             number: found.ordinal(),

@@ -121,6 +121,32 @@ pub(crate) fn open_all(names: &[String], soft: &SoftArgs, seed: u64, reach: Reac
     named.map(|(name, faults)| opened(&library, name, faults)).collect()
 }
 
+/// The name of a device, its link, and the device if it could be opened.
+type Opened = (String, LinkKind, Result<Context, String>);
+
+/// Opens every device of the system's library, and every userspace one. A missing library is a
+/// note.
+///
+/// # Errors
+/// [`Failure::Test`] when the userspace devices are in use already.
+pub(crate) fn open_each(soft: Soft, notes: &mut Vec<String>) -> Result<Vec<Opened>, Failure> {
+    let mut all = Vec::new();
+    match Library::system().and_then(|library| library.devices().map(|devices| (library, devices))) {
+        Ok((library, devices)) => all.extend(devices.into_iter().map(|found| {
+            let context = library.open(&found.name).map_err(|e| e.to_string());
+            (found.name.clone(), of_system_device(&found.name), context)
+        })),
+        Err(e) => notes.push(format!("no system devices: {}", one_line(&e.to_string()))),
+    }
+    let names: Vec<String> = soft.names().into_iter().map(str::to_owned).collect();
+    let library = soft.library()?;
+    all.extend(names.into_iter().map(|name| {
+        let context = library.open(&name).map_err(|e| explain(&name, &e).to_string());
+        (name, LinkKind::SoftUdp, context)
+    }));
+    Ok(all)
+}
+
 pub(crate) fn not_userspace(name: &str) -> Failure {
     Failure::usage(format!(
         "{name} is not a userspace device: --soft-*, --pcap and faults are for those; use --device soft0 or leave them out"

@@ -46,10 +46,7 @@ fn usable(sources: &Sources, cores: &[usize]) -> usize {
 
 fn few(have: usize, want: usize) -> Option<Warning> {
     (have > 0 && have < want).then(|| {
-        Warning::new(
-            Code::FewCores,
-            format!("{want} threads busy-poll on {have} cores (oversubscribed): give the test {want} cores, or run the ends on two machines"),
-        )
+        Code::FewCores.warning(format!("{want} threads busy-poll on {have} cores (oversubscribed): give the test {want} cores, or run the ends on two machines"))
     })
 }
 
@@ -71,12 +68,9 @@ fn governor(sources: &Sources, cores: &[usize]) -> Option<Warning> {
         let cores: Vec<usize> = found.iter().map(|(core, _)| *core).collect();
         format!(" of cores {}", show_list(&cores))
     };
-    Some(Warning::new(
-        Code::CpuGovernor,
-        format!(
+    Some(Code::CpuGovernor.warning(format!(
             "the CPU frequency governor{on} is '{name}': figures vary until it is 'performance' (cpupower frequency-set -g performance)"
-        ),
-    ))
+        )))
 }
 
 fn capped(sources: &Sources, cores: &[usize]) -> Option<Warning> {
@@ -91,14 +85,11 @@ fn capped(sources: &Sources, cores: &[usize]) -> Option<Warning> {
         1 => format!("core {core}"),
         _ => show_list(&found.iter().map(|(core, ..)| *core).collect::<Vec<_>>()).replacen("", "cores ", 1),
     };
-    Some(Warning::new(
-        Code::CpuFrequencyCapped,
-        format!(
-            "the frequency of {on} is limited to {} of {}: cpupower frequency-set -u {most_khz}kHz",
-            show_khz(limit_khz),
-            show_khz(most_khz)
-        ),
-    ))
+    Some(Code::CpuFrequencyCapped.warning(format!(
+        "the frequency of {on} is limited to {} of {}: cpupower frequency-set -u {most_khz}kHz",
+        show_khz(limit_khz),
+        show_khz(most_khz)
+    )))
 }
 
 fn load(sources: &Sources) -> Option<Warning> {
@@ -107,10 +98,9 @@ fn load(sources: &Sources) -> Option<Warning> {
         .text("sys/devices/system/cpu/online")
         .map(|text| list(&text).len())?;
     (cores > 0 && load > cores as f64).then(|| {
-        Warning::new(
-            Code::Load,
-            format!("the load of the last minute is {load:.1} on {cores} cores: wait, or stop what top shows"),
-        )
+        Code::Load.warning(format!(
+            "the load of the last minute is {load:.1} on {cores} cores: wait, or stop what top shows"
+        ))
     })
 }
 
@@ -127,14 +117,11 @@ pub(super) fn frequency(sources: &Sources) -> Option<Warning> {
     };
     let slow = u128::from(now_khz) * 100 < u128::from(of_khz) * u128::from(percent);
     slow.then(|| {
-        Warning::new(
-            Code::CpuFrequency,
-            format!(
+        Code::CpuFrequency.warning(format!(
                 "core {core}, which the test is on, runs at {} under load, its {what} is {}: set the governor (cpupower frequency-set -g performance), else check cooling and power limits (turbostat)",
                 show_khz(now_khz),
                 show_khz(of_khz)
-            ),
-        )
+            ))
     })
 }
 

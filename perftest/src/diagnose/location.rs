@@ -46,13 +46,10 @@ fn numa_cpus(sources: &Sources, name: &str, node: usize) -> Option<Warning> {
     } else {
         format!("may run on cores {} of other nodes", show_list(&far))
     };
-    Some(Warning::new(
-        Code::NumaCpus,
-        format!(
+    Some(Code::NumaCpus.warning(format!(
             "{name} is at NUMA node {node}, and this process {where_it_runs}: numactl --cpunodebind={node} --membind={node}, or taskset -c {}",
             show_list(&near)
-        ),
-    ))
+        )))
 }
 
 /// Memory is allocated on the node of the thread that first touches it, unless that is not allowed,
@@ -60,13 +57,10 @@ fn numa_cpus(sources: &Sources, name: &str, node: usize) -> Option<Warning> {
 fn numa_memory(sources: &Sources, name: &str, node: usize) -> Option<Warning> {
     let allowed = list(&cpu::status(sources, "Mems_allowed_list")?);
     if !allowed.is_empty() && !allowed.contains(&node) {
-        return Some(Warning::new(
-            Code::NumaMemory,
-            format!(
+        return Some(Code::NumaMemory.warning(format!(
                 "{name} is at NUMA node {node}, and this process may have memory of nodes {} only: add it to the container's cpuset.mems",
                 show_list(&allowed)
-            ),
-        ));
+            )));
     }
     let bound = sources.lines("proc/self/numa_maps").into_iter().find_map(|line| {
         let policy = line.split_whitespace().nth(1)?;
@@ -78,12 +72,9 @@ fn numa_memory(sources: &Sources, name: &str, node: usize) -> Option<Warning> {
         let elsewhere = nodes.iter().any(|other| *other != node);
         (elsewhere || nodes.is_empty()).then(|| policy.to_owned())
     })?;
-    Some(Warning::new(
-        Code::NumaMemory,
-        format!(
-            "{name} is at NUMA node {node}, and memory of this process has the policy {bound}: numactl --membind={node}"
-        ),
-    ))
+    Some(Code::NumaMemory.warning(format!(
+        "{name} is at NUMA node {node}, and memory of this process has the policy {bound}: numactl --membind={node}"
+    )))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -149,13 +140,10 @@ fn pcie(sources: &Sources, name: &str, folder: &str, bits_per_s: Option<u64>) ->
             }
             _ => String::new(),
         };
-        warnings.push(Warning::new(
-            Code::PcieLink,
-            format!(
+        warnings.push(Code::PcieLink.warning(format!(
                 "the PCIe link of {name} ({address}{slot}) runs at {now} of {best}, {}{enough}: seat it again, or move it to a wider or faster slot",
                 show_gbit(now.bits_per_s())
-            ),
-        ));
+            )));
     }
     let slowest = upstream(folder).filter_map(|at| Some((Link::of(sources, at, "current")?, at)));
     let slowest = slowest.min_by_key(|(link, _)| link.bits_per_s());
@@ -168,14 +156,11 @@ fn pcie(sources: &Sources, name: &str, folder: &str, bits_per_s: Option<u64>) ->
         } else {
             format!(" of the bridge {at}")
         };
-        warnings.push(Warning::new(
-            Code::PcieBandwidth,
-            format!(
+        warnings.push(Code::PcieBandwidth.warning(format!(
                 "the PCIe link{of} on the way to {name} ({address}{slot}) carries {} ({link}), its port {}: no test reaches that; move it to another slot",
                 show_gbit(link.bits_per_s()),
                 show_gbit(rate)
-            ),
-        ));
+            )));
     }
     warnings
 }
@@ -204,10 +189,7 @@ fn slot(sources: &Sources, address: &str) -> Option<String> {
 fn iommu(sources: &Sources, name: &str, folder: &str) -> Option<Warning> {
     let kind = sources.text(&format!("{folder}/iommu_group/type"))?;
     matches!(kind.as_str(), "DMA" | "DMA-FQ").then(|| {
-        Warning::new(
-            Code::Iommu,
-            format!("an IOMMU translates each address that {name} uses ({kind}): iommu=pt on the kernel's command line, where this host's devices are trusted"),
-        )
+        Code::Iommu.warning(format!("an IOMMU translates each address that {name} uses ({kind}): iommu=pt on the kernel's command line, where this host's devices are trusted"))
     })
 }
 

@@ -23,14 +23,11 @@ pub(super) fn limit(sources: &Sources, registers_bytes: u64) -> Option<Warning> 
             .ok()
     })?;
     (limit_bytes < registers_bytes).then(|| {
-        Warning::new(
-            Code::Memlock,
-            format!(
+        Code::Memlock.warning(format!(
                 "only {} of memory may be locked, and the test registers up to {}: ulimit -l unlimited, or '* - memlock unlimited' in /etc/security/limits.conf",
                 show_bytes(limit_bytes),
                 show_bytes(registers_bytes)
-            ),
-        )
+            ))
     })
 }
 

@@ -117,19 +117,14 @@ pub(crate) fn after(monitor: &NoiseMonitor, measured: &Measured<'_>) -> Vec<Warn
 pub(crate) fn of_machine(sources: &Sources, spinning: usize) -> Vec<Warning> {
     let mut warnings = Vec::new();
     if cfg!(debug_assertions) {
-        warnings.push(Warning::new(
-            Code::DebugBuild,
-            "this is a debug build: build with --release before you believe a figure",
-        ));
+        warnings
+            .push(Code::DebugBuild.warning("this is a debug build: build with --release before you believe a figure"));
     }
     if let Some(root) = sources.fake() {
-        warnings.push(Warning::new(
-            Code::FakedMachine,
-            format!(
-                "the diagnosis of this machine is read from {}, not from its own files: unset DOORBELL_DIAGNOSE_ROOT",
-                root.display()
-            ),
-        ));
+        warnings.push(Code::FakedMachine.warning(format!(
+            "the diagnosis of this machine is read from {}, not from its own files: unset DOORBELL_DIAGNOSE_ROOT",
+            root.display()
+        )));
     }
     warnings.extend(cpu::settings(sources, spinning));
     warnings

@@ -60,15 +60,12 @@ impl Gaps {
     fn evaluate(&self) -> Option<Warning> {
         let percent = 100.0 * self.sum.as_secs_f64() / self.over.as_secs_f64().max(f64::MIN_POSITIVE);
         (percent > MAX_GAP_PERCENT || self.longest > LONG_GAP).then(|| {
-            Warning::new(
-                Code::Jitter,
-                format!(
+            Code::Jitter.warning(format!(
                     "a thread that only reads the clock lost its core {} times in {:.0} ms, for {:.0} us at most and {percent:.1} % in all: figures, long latencies most of all, are the machine's in part; give the test idle cores",
                     self.count,
                     self.over.as_secs_f64() * 1e3,
                     self.longest.as_secs_f64() * 1e6
-                ),
-            )
+                ))
         })
     }
 }
@@ -197,12 +194,9 @@ fn evaluate(began: &Counters, ended: &Counters) -> Vec<Warning> {
     let mut warnings = Vec::new();
     let preemptions = ended.preemptions.saturating_sub(began.preemptions);
     if preemptions as f64 > MAX_PREEMPTIONS.max(MAX_PREEMPTIONS_PER_S * seconds) {
-        warnings.push(Warning::new(
-            Code::Preempted,
-            format!(
+        warnings.push(Code::Preempted.warning(format!(
                 "this end lost its core to other threads {preemptions} times in {seconds:.1} s: stop other programs, or give the test cores of its own (taskset -c)"
-            ),
-        ));
+            )));
     }
     let worked = ended.worked.saturating_sub(began.worked);
     if over >= MIN_DURATION
@@ -212,21 +206,15 @@ fn evaluate(began: &Counters, ended: &Counters) -> Vec<Warning> {
         let others = worked.saturating_sub(after.saturating_sub(before)).as_secs_f64() / seconds;
         let cores = ended.cores;
         if others > MAX_OTHERS && others > MAX_OTHERS_SHARE * cores as f64 {
-            warnings.push(Warning::new(
-                Code::BusyMachine,
-                format!("other programs used {others:.1} of the {cores} cores that there are for the test, in {seconds:.1} s: stop what top shows"),
-            ));
+            warnings.push(Code::BusyMachine.warning(format!("other programs used {others:.1} of the {cores} cores that there are for the test, in {seconds:.1} s: stop what top shows")));
         }
     }
     let stolen = ended.stolen.saturating_sub(began.stolen);
     let percent = 100.0 * stolen.as_secs_f64() / worked.saturating_add(stolen).as_secs_f64().max(f64::MIN_POSITIVE);
     if stolen >= MIN_STOLEN && percent > MAX_STOLEN_PERCENT {
-        warnings.push(Warning::new(
-            Code::Steal,
-            format!(
+        warnings.push(Code::Steal.warning(format!(
                 "the hypervisor took {percent:.0} % of the time that these cores had work, in {seconds:.1} s: figures say as much about its other guests"
-            ),
-        ));
+            )));
     }
     warnings
 }

@@ -139,19 +139,13 @@ pub(super) fn of_port(sources: &Sources, port: &Port, wanted: &PortUse<'_>) -> V
     let device = wanted.device;
     let mut warnings = Vec::new();
     if let Some(state) = &port.inactive {
-        warnings.push(Warning::new(
-            Code::PortNotActive,
-            format!("port {PORT} of {device} is {state}: check the cable, ip link and, on InfiniBand, the subnet manager (sminfo)"),
-        ));
+        warnings.push(Code::PortNotActive.warning(format!("port {PORT} of {device} is {state}: check the cable, ip link and, on InfiniBand, the subnet manager (sminfo)")));
     }
     warnings.extend(mtu(sources, port, wanted));
     if let (Some(requested), Some((active, _))) = (wanted.mtu_bytes, port.mtus_bytes)
         && requested < active
     {
-        warnings.push(Warning::new(
-            Code::PathMtu,
-            format!("the path MTU is {requested} B, below the {active} B of {device}'s port: leave --mtu (-m) out for the largest"),
-        ));
+        warnings.push(Code::PathMtu.warning(format!("the path MTU is {requested} B, below the {active} B of {device}'s port: leave --mtu (-m) out for the largest")));
     }
     if port.is_ethernet {
         warnings.extend(gid(port, wanted));
@@ -186,7 +180,7 @@ fn mtu(sources: &Sources, port: &Port, wanted: &PortUse<'_>) -> Option<Warning> 
         }
         _ => ": set the partition's MTU at the subnet manager".into(),
     };
-    Some(Warning::new(Code::Mtu, format!("{what}{advice}")))
+    Some(Code::Mtu.warning(format!("{what}{advice}")))
 }
 
 fn fitting(interface_bytes: u32) -> Option<u32> {
@@ -220,28 +214,22 @@ fn gid(port: &Port, wanted: &PortUse<'_>) -> Option<Warning> {
         let advice = port
             .best(|other| !other.is_v1)
             .map_or_else(|| "give its network interface an IP address".into(), instead);
-        return Some(Warning::new(
-            Code::GidRoceV1,
-            format!("GID {} of {device} ({gid}) is not routable: {advice}", gid.index),
-        ));
+        return Some(Code::GidRoceV1.warning(format!(
+            "GID {} of {device} ({gid}) is not routable: {advice}",
+            gid.index
+        )));
     }
     if gid.is_link_local()
         && let Some(better) = port.best(|other| !other.is_v1 && !other.is_link_local())
     {
-        return Some(Warning::new(
-            Code::GidLinkLocal,
-            format!(
-                "GID {} of {device} ({gid}) reaches its own segment only: {}",
-                gid.index,
-                instead(better)
-            ),
-        ));
+        return Some(Code::GidLinkLocal.warning(format!(
+            "GID {} of {device} ({gid}) reaches its own segment only: {}",
+            gid.index,
+            instead(better)
+        )));
     }
     (wanted.is_system && gid.address.is_loopback()).then(|| {
-        Warning::new(
-            Code::GidLoopback,
-            format!("GID {} of {device} ({gid}) never leaves this host: give its network interface an address, or choose another with --gid-index (-x)", gid.index),
-        )
+        Code::GidLoopback.warning(format!("GID {} of {device} ({gid}) never leaves this host: give its network interface an address, or choose another with --gid-index (-x)", gid.index))
     })
 }
 

@@ -22,13 +22,10 @@ pub(super) fn few(samples: u64, percentiles: &[(&str, f64)]) -> Option<Warning> 
     } else {
         "have fewer than ten above them"
     };
-    Some(Warning::new(
-        Code::FewSamples,
-        format!(
-            "{samples} samples are few: {} {have}: -n {want}, or a longer -D",
-            names.join(", ")
-        ),
-    ))
+    Some(Code::FewSamples.warning(format!(
+        "{samples} samples are few: {} {have}: -n {want}, or a longer -D",
+        names.join(", ")
+    )))
 }
 
 /// A warning of the size whose repeats differ most; of each size the bytes and a value per repeat.
@@ -39,12 +36,9 @@ pub(super) fn spread<'a>(sizes: impl IntoIterator<Item = (u64, &'a [f64])>) -> O
         .max_by(|one, two| one.2.total_cmp(&two.2))?;
     let (bytes, repeats, percent) = worst;
     (percent > SPREAD).then(|| {
-        Warning::new(
-            Code::Spread,
-            format!(
+        Code::Spread.warning(format!(
                 "{repeats} repeats of {bytes} B differ by {percent:.0} % (standard deviation ÷ mean): find out what else runs, or judge by the confidence interval of more repeats"
-            ),
-        )
+            ))
     })
 }
 

@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::{env, mem, process};
+use std::{env, mem};
 
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::{Uid, mkdtemp};
@@ -166,11 +166,7 @@ pub(crate) fn fill(
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
         _ => {}
     }
-    let link = |name: &str, file: &str| {
-        let new = links.join(format!(".{name}-{}", process::id()));
-        symlink(libraries.join(file), &new)?;
-        fs::rename(&new, links.join(name))
-    };
+    let link = |name: &str, file: &str| library::link(&links, name, &libraries.join(file));
     for name in library::NAMES.into_iter().chain(copies.iter().map(String::as_str)) {
         link(name, library::FILE)?;
     }

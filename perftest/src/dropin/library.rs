@@ -43,7 +43,10 @@ impl Libraries {
             Self::Installed(installed) => Ok(installed.clone()),
             Self::Embedded { libraries, others } => {
                 embedded::unpack(folder, libraries)?;
-                others.iter().try_for_each(|other| link(folder, other))?;
+                for other in others {
+                    let name = other.file_name().unwrap_or_default();
+                    link(folder, &name.to_string_lossy(), other)?;
+                }
                 Ok(folder.to_owned())
             }
         }
@@ -51,9 +54,8 @@ impl Libraries {
 }
 
 /// In place of an earlier link in this folder, which programs may be using.
-fn link(folder: &Path, file: &Path) -> io::Result<()> {
-    let name = file.file_name().unwrap_or_default();
-    let new = folder.join(format!(".{}-{}", name.to_string_lossy(), process::id()));
+pub(super) fn link(folder: &Path, name: &str, file: &Path) -> io::Result<()> {
+    let new = folder.join(format!(".{name}-{}", process::id()));
     symlink(file, &new)?;
     fs::rename(&new, folder.join(name))
 }

@@ -45,7 +45,7 @@ pub(super) fn provide(parent: &Path, ranks: u8) -> (Option<Daemon>, Vec<Variable
     let daemon = match Daemon::start(parent.join("mps")) {
         Ok(daemon) => {
             eprintln!("doorbell: {ranks} ranks share each GPU by an MPS daemon, which ends with the command");
-            variables.extend(daemon.variables());
+            variables.extend(self::variables(&daemon.folder));
             Some(daemon)
         }
         Err(reason) => {
@@ -77,10 +77,6 @@ impl Daemon {
         }
         let said = fs::read_to_string(&said).unwrap_or_default();
         Err(said.lines().next().map_or_else(|| status.to_string(), str::to_owned))
-    }
-
-    fn variables(&self) -> [Variable; 2] {
-        variables(&self.folder)
     }
 }
 

@@ -11,7 +11,7 @@ use doorbell_verbs::cm::{
 use doorbell_verbs::{PreparedQueuePair, QueuePair, Reliable};
 
 use super::transport::TestTransport;
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, one_line, refused};
 use crate::interrupt::Interrupt;
 
 /// How long a client retries while the server refuses, as it may still be starting.
@@ -78,7 +78,7 @@ impl QpConnector {
         match (&mut self.end, &mut self.services) {
             (CmEndpoint::Client { manager, peer, source }, _) if self.datagrams => {
                 let service = resolve_service(*manager, *source, *peer);
-                service.map(Pending::Service).map_err(|e| failed(&e))
+                service.map(Pending::Service).map_err(refused)
             }
             (CmEndpoint::Server { peer, .. }, Some(services)) => {
                 let next = || services.next_request(POLL_INTERVAL);
@@ -146,7 +146,7 @@ impl CmEndpoint {
             CmEndpoint::Server { manager, listener, .. } if datagrams => {
                 let no_address = || Failure::test("the connection manager listens on no address");
                 let address = listener.local_addr().ok_or_else(no_address)?;
-                Some(manager.listen_for_datagrams(address, BACKLOG).map_err(|e| failed(&e))?)
+                Some(manager.listen_for_datagrams(address, BACKLOG).map_err(refused)?)
             }
             _ => None,
         };
@@ -165,7 +165,7 @@ impl CmEndpoint {
         match self {
             CmEndpoint::Client { manager, peer, source } => resolve(*manager, *source, *peer)
                 .map(PendingConnection::Route)
-                .map_err(|e| failed(&e)),
+                .map_err(refused),
             CmEndpoint::Server { listener, peer, .. } => {
                 let next = || listener.next_request(POLL_INTERVAL);
                 request_of(*peer, within, interrupt, next, ConnectionRequest::peer_addr).map(PendingConnection::Request)
@@ -188,7 +188,7 @@ fn request_of<R>(
             return Err(Failure::Interrupted);
         }
         // A second client is refused: dropping its request rejects it.
-        let request = next().map_err(|e| failed(&e))?;
+        let request = next().map_err(refused)?;
         let own = |request: &R| peer.is_none() || from(request).map(|client| client.ip()) == peer;
         if let Some(request) = request.filter(own) {
             return Ok(request);
@@ -199,10 +199,6 @@ fn request_of<R>(
             ));
         }
     }
-}
-
-fn failed(error: &CmError) -> Failure {
-    Failure::test(one_line(&error.to_string()))
 }
 
 pub(crate) fn resolve(

@@ -23,13 +23,27 @@ pub(crate) struct GpuMessages {
     len: usize,
 }
 
+type Buffers<R> = Vec<Buffer<Opaque<R>>>;
+
 impl GpuMessages {
-    /// Memory for `slots` messages of `len` bytes; one buffer per message, or one for all.
-    pub(crate) fn new<R: Rights>(
+    /// Memory for `slots` messages of `len` bytes, as one buffer, which the peer accesses.
+    pub(crate) fn in_one<R: Rights>(
         gpu: &Gpu,
         pd: &ProtectionDomain,
         (len, slots): (usize, usize),
-        chunking: Chunking,
+        rights: R,
+    ) -> Result<(GpuMessages, Buffer<Opaque<R>>), Failure> {
+        let (messages, mut buffers) = GpuMessages::new(gpu, pd, (len, slots), len * slots, rights)?;
+        let none = || Failure::test("the registration of GPU memory returned no buffer");
+        Ok((messages, buffers.pop().ok_or_else(none)?))
+    }
+
+    /// Memory for `slots` messages of `len` bytes, as buffers of `chunk` bytes.
+    fn new<R: Rights>(
+        gpu: &Gpu,
+        pd: &ProtectionDomain,
+        (len, slots): (usize, usize),
+        chunk: usize,
         rights: R,
     ) -> Result<(GpuMessages, Buffers<R>), Failure> {
         let memory = GpuMemory::alloc(&gpu.context, len * slots).map_err(refused)?;
@@ -38,10 +52,6 @@ impl GpuMessages {
             .fill(memory.all(), 0x5a)
             .and_then(|()| stream.synchronize())
             .map_err(refused)?;
-        let chunk = match chunking {
-            Chunking::PerMessage => len,
-            Chunking::Whole => len * slots,
-        };
         let (chunks, region) = gpu
             .registration(pd)?
             .register_chunks(&memory, chunk, rights)
@@ -108,16 +118,6 @@ impl GpuMessages {
     }
 }
 
-pub(crate) type Buffers<R> = Vec<Buffer<Opaque<R>>>;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Chunking {
-    /// A buffer for each message.
-    PerMessage,
-    /// One buffer for all, which the peer accesses.
-    Whole,
-}
-
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Content {
     /// Any content, to be sent as it is.
@@ -145,7 +145,7 @@ pub(crate) struct GpuPool {
 impl GpuPool {
     /// `slots` messages of `len` bytes.
     pub(crate) fn new(gpu: &Gpu, pd: &ProtectionDomain, len: usize, slots: usize) -> Result<GpuPool, Failure> {
-        let (messages, mut free) = GpuMessages::new(gpu, pd, (len, slots), Chunking::PerMessage, Local)?;
+        let (messages, mut free) = GpuMessages::new(gpu, pd, (len, slots), len, Local)?;
         // Buffers are popped from the end: the first one shall come first.
         free.reverse();
         Ok(GpuPool {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::lat::{LoopState, Monitor};
 use crate::failure::Failure;
-use crate::stats::{Clock, CpuMeter, Latency, LatencySummary, Pacer, Trip};
+use crate::stats::{Clock, CpuMeter, Latency, LatencySummary, Pacer, Trip, nanoseconds};
 
 /// Samples reserved at once where their number is not known; more make the memory grow.
 const RESERVED_SAMPLES: u64 = 1 << 20;
@@ -84,10 +84,6 @@ impl Intervals<'_> {
     }
 }
 
-fn ns(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
 impl<'a> Samples<'a> {
     /// `cpu` accumulates the CPU time of the measurement.
     pub(crate) fn new(clock: &'a Clock, cpu: &'a mut CpuMeter, params: SampleParams) -> Samples<'a> {
@@ -116,7 +112,7 @@ impl<'a> Samples<'a> {
     /// Has `report` called after every interval, with its samples.
     pub(crate) fn report_every(&mut self, every: Duration, report: &'a mut dyn FnMut(f64, LatencySummary)) {
         self.intervals = Some(Intervals {
-            every_ns: ns(every).max(1),
+            every_ns: nanoseconds(every).max(1),
             began_ns: 0,
             next_ns: u64::MAX,
             latency: Latency::new(self.params.trip),
@@ -129,9 +125,9 @@ impl<'a> Samples<'a> {
         self.cpu.start();
         let now = self.clock.now();
         if let Some(duration) = self.params.duration {
-            self.end_ns = now.saturating_add(ns(duration));
+            self.end_ns = now.saturating_add(nanoseconds(duration));
         }
-        if let Some(margin) = self.params.margin.map(ns) {
+        if let Some(margin) = self.params.margin.map(nanoseconds) {
             self.window = (now.saturating_add(margin), self.end_ns.saturating_sub(margin));
         }
         if let Pace::PerSecond(rate) = self.params.pace {
@@ -161,7 +157,7 @@ impl<'a> Samples<'a> {
     fn pause(&mut self, monitor: &mut impl Monitor) -> Result<(), Failure> {
         let due = match (&self.pacer, self.params.pace) {
             (Some(pacer), _) => pacer.due_ns(self.ended),
-            (None, Pace::Gap(gap)) => self.clock.now().saturating_add(ns(gap)),
+            (None, Pace::Gap(gap)) => self.clock.now().saturating_add(nanoseconds(gap)),
             (None, _) => 0,
         };
         loop {

@@ -1,6 +1,5 @@
 //! What to know about the figures of a page, below them.
 
-use super::page::put;
 use crate::chart::escape;
 use crate::document::Document;
 
@@ -26,12 +25,9 @@ pub(super) fn section(out: &mut String, documents: &[Document]) {
     }
     out.push_str("</ul>\n");
     if skipped > 0 {
-        put(
-            out,
-            format_args!("<details><summary>{skipped} points could not be measured</summary>\n<ul>\n"),
-        );
+        *out += &format!("<details><summary>{skipped} points could not be measured</summary>\n<ul>\n");
         for point in documents.iter().flat_map(|document| &document.skipped) {
-            put(out, format_args!("<li>{}</li>\n", escape(point)));
+            *out += &format!("<li>{}</li>\n", escape(point));
         }
         out.push_str("</ul>\n</details>\n");
     }
@@ -46,14 +42,11 @@ fn caveat(out: &mut String, code: &str, all: &[(&str, &str)], of: usize) {
     } else {
         String::new()
     };
-    put(
-        out,
-        format_args!("<li><code>{}</code>{which}: {}", escape(code), escape(first)),
-    );
+    *out += &format!("<li><code>{}</code>{which}: {}", escape(code), escape(first));
     if all.iter().any(|(_, message)| message != first) {
         out.push_str("<details><summary>by result</summary>\n<ul>\n");
         for (file, message) in all {
-            put(out, format_args!("<li>{}: {}</li>\n", escape(file), escape(message)));
+            *out += &format!("<li>{}: {}</li>\n", escape(file), escape(message));
         }
         out.push_str("</ul>\n</details>");
     }

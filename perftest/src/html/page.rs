@@ -1,7 +1,5 @@
 //! The HTML page.
 
-use std::fmt::Write;
-
 use super::caveats;
 use crate::chart::{Chart, Layout, STYLES, Unit, draw, escape};
 use crate::document::{Document, Kind, PARAMETERS, Row};
@@ -13,118 +11,44 @@ const ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg'
 
 const STYLE: &str = include_str!("page.css");
 
+macro_rules! columns {
+    ($($key:literal $head:literal $unit:ident $what:literal;)*) => {
+        &[$(($key, $head, Unit::$unit, $what)),*]
+    };
+}
+
 /// Columns of the tables, parameters first: the field, the column's head, its unit and its
 /// description.
-const COLUMNS: [(&str, &str, Unit, &str); 28] = [
-    ("qps", "QPs", Unit::Count, "queue pairs"),
-    ("tx_depth", "Depth", Unit::Count, "requests in flight per queue pair"),
-    ("post_list", "Post list", Unit::Count, "requests per doorbell"),
-    (
-        "inline_bytes",
-        "Inline",
-        Unit::Count,
-        "messages up to so many bytes are copied into the request",
-    ),
-    ("ranks", "Ranks", Unit::Count, "processes"),
-    (
-        "paced_rate_per_s",
-        "Paced",
-        Unit::PerS,
-        "messages were meant to start at this rate",
-    ),
-    (
-        "bw_avg_bytes_per_s",
-        "BW average",
-        Unit::BytesPerS,
-        "bytes of all messages by the time of the whole measurement",
-    ),
-    (
-        "bw_ci95_bytes_per_s",
-        "± 95 %",
-        Unit::BytesPerS,
-        "half the 95 % confidence interval of the mean over the repeats",
-    ),
-    (
-        "bw_peak_bytes_per_s",
-        "BW peak",
-        Unit::BytesPerS,
-        "the best stretch of the measurement",
-    ),
-    (
-        "msg_rate_per_s",
-        "Messages",
-        Unit::PerS,
-        "messages by the time of the whole measurement",
-    ),
-    ("lat_min_ns", "min", Unit::Ns, "the shortest"),
-    (
-        "lat_p50_ns",
-        "p50",
-        Unit::Ns,
-        "half of the messages took at most so long",
-    ),
-    (
-        "lat_ci95_ns",
-        "± 95 %",
-        Unit::Ns,
-        "half the 95 % confidence interval of the mean of the medians of the repeats",
-    ),
-    (
-        "lat_p90_ns",
-        "p90",
-        Unit::Ns,
-        "90 % of the messages took at most so long",
-    ),
-    (
-        "lat_p99_ns",
-        "p99",
-        Unit::Ns,
-        "99 % of the messages took at most so long",
-    ),
-    (
-        "lat_p999_ns",
-        "p99.9",
-        Unit::Ns,
-        "99.9 % of the messages took at most so long",
-    ),
-    (
-        "lat_p9999_ns",
-        "p99.99",
-        Unit::Ns,
-        "99.99 % of the messages took at most so long",
-    ),
-    ("lat_max_ns", "max", Unit::Ns, "the longest"),
-    ("lat_avg_ns", "mean", Unit::Ns, "the mean"),
-    ("lat_stddev_ns", "stddev", Unit::Ns, "the standard deviation"),
-    ("time_us", "Time", Unit::Us, "mean time of a call over all ranks"),
-    ("algbw_bytes_per_s", "Alg. BW", Unit::BytesPerS, "bytes by time"),
-    (
-        "busbw_bytes_per_s",
-        "Bus BW",
-        Unit::BytesPerS,
-        "the same, scaled to what each link carries, as nccl-tests does",
-    ),
-    (
-        "raw_copy_bytes_per_s",
-        "Raw copy",
-        Unit::BytesPerS,
-        "bandwidth of the GPUs' own copies of this size",
-    ),
-    (
-        "cpu_user_cores",
-        "CPU user",
-        Unit::Count,
-        "processors busy in the program",
-    ),
-    (
-        "cpu_system_cores",
-        "CPU system",
-        Unit::Count,
-        "processors busy in the kernel",
-    ),
-    ("iterations", "Messages sent", Unit::Count, "messages measured"),
-    ("repeats", "Repeats", Unit::Count, "measurements of this row"),
-];
+const COLUMNS: &[(&str, &str, Unit, &str)] = columns! {
+    "qps" "QPs" Count "queue pairs";
+    "tx_depth" "Depth" Count "requests in flight per queue pair";
+    "post_list" "Post list" Count "requests per doorbell";
+    "inline_bytes" "Inline" Count "messages up to so many bytes are copied into the request";
+    "ranks" "Ranks" Count "processes";
+    "paced_rate_per_s" "Paced" PerS "messages were meant to start at this rate";
+    "bw_avg_bytes_per_s" "BW average" BytesPerS "bytes of all messages by the time of the whole measurement";
+    "bw_ci95_bytes_per_s" "± 95 %" BytesPerS "half the 95 % confidence interval of the mean over the repeats";
+    "bw_peak_bytes_per_s" "BW peak" BytesPerS "the best stretch of the measurement";
+    "msg_rate_per_s" "Messages" PerS "messages by the time of the whole measurement";
+    "lat_min_ns" "min" Ns "the shortest";
+    "lat_p50_ns" "p50" Ns "half of the messages took at most so long";
+    "lat_ci95_ns" "± 95 %" Ns "half the 95 % confidence interval of the mean of the medians of the repeats";
+    "lat_p90_ns" "p90" Ns "90 % of the messages took at most so long";
+    "lat_p99_ns" "p99" Ns "99 % of the messages took at most so long";
+    "lat_p999_ns" "p99.9" Ns "99.9 % of the messages took at most so long";
+    "lat_p9999_ns" "p99.99" Ns "99.99 % of the messages took at most so long";
+    "lat_max_ns" "max" Ns "the longest";
+    "lat_avg_ns" "mean" Ns "the mean";
+    "lat_stddev_ns" "stddev" Ns "the standard deviation";
+    "time_us" "Time" Us "mean time of a call over all ranks";
+    "algbw_bytes_per_s" "Alg. BW" BytesPerS "bytes by time";
+    "busbw_bytes_per_s" "Bus BW" BytesPerS "the same, scaled to what each link carries, as nccl-tests does";
+    "raw_copy_bytes_per_s" "Raw copy" BytesPerS "bandwidth of the GPUs' own copies of this size";
+    "cpu_user_cores" "CPU user" Count "processors busy in the program";
+    "cpu_system_cores" "CPU system" Count "processors busy in the kernel";
+    "iterations" "Messages sent" Count "messages measured";
+    "repeats" "Repeats" Count "measurements of this row";
+};
 
 const SETTINGS: [(&str, &str); 11] = [
     ("bytes", "Sizes (bytes)"),
@@ -145,18 +69,12 @@ pub(super) fn page(documents: &[Document], charts: &[Chart]) -> String {
     let (light, dark, rules) = STYLES();
     let title = title(documents);
     let policy = POLICY.trim_end();
-    put(
-        &mut out,
-        format_args!(
-            "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta http-equiv=\"Content-Security-Policy\" content=\"{policy}\">\n\
+    out += &format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta http-equiv=\"Content-Security-Policy\" content=\"{policy}\">\n\
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<meta name=\"color-scheme\" content=\"light dark\">\n<title>{title}</title>\n\
              <link rel=\"icon\" href=\"{ICON}\">\n<style>:root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}{rules}\n{STYLE}</style>\n</head>\n<body>\n<main>\n"
-        ),
     );
-    put(
-        &mut out,
-        format_args!("<header>\n<p class=\"tool\">doorbell report</p>\n<h1>{title}</h1>\n</header>\n"),
-    );
+    out += &format!("<header>\n<p class=\"tool\">doorbell report</p>\n<h1>{title}</h1>\n</header>\n");
     banner(&mut out, documents);
     out.push_str("<section class=\"sources\" aria-label=\"What was measured\">\n");
     for document in documents {
@@ -172,19 +90,11 @@ pub(super) fn page(documents: &[Document], charts: &[Chart]) -> String {
         table(&mut out, number, document);
     }
     out.push_str("</section>\n");
-    put(
-        &mut out,
-        format_args!(
-            "<footer>Made by doorbell {}. This page loads nothing and runs nothing.</footer>\n</main>\n</body>\n</html>\n",
-            env!("CARGO_PKG_VERSION")
-        ),
+    out += &format!(
+        "<footer>Made by doorbell {}. This page loads nothing and runs nothing.</footer>\n</main>\n</body>\n</html>\n",
+        env!("CARGO_PKG_VERSION")
     );
     out
-}
-
-pub(super) fn put(out: &mut String, text: std::fmt::Arguments<'_>) {
-    // Writing to a string cannot fail.
-    let _ = out.write_fmt(text);
 }
 
 /// The tests and devices, in few words.
@@ -215,33 +125,27 @@ fn banner(out: &mut String, documents: &[Document]) {
             1 => String::new(),
             _ => format!("{}: ", files.join(", ")),
         };
-        put(
-            out,
-            format_args!(
-                "<p class=\"banner\" role=\"note\"><strong>{}Software device ({}).</strong> These figures are of {}, not of an RDMA adapter.</p>\n",
-                escape(&which),
-                escape(&document.link),
-                document.link_description()
-            ),
+        *out += &format!(
+            "<p class=\"banner\" role=\"note\"><strong>{}Software device ({}).</strong> These figures are of {}, not of an RDMA adapter.</p>\n",
+            escape(&which),
+            escape(&document.link),
+            document.link_description()
         );
     }
 }
 
 fn source(out: &mut String, document: &Document, named: bool) {
     let class = if document.is_software() { "soft" } else { "hard" };
-    put(out, format_args!("<article class=\"source {class}\">\n"));
+    *out += &format!("<article class=\"source {class}\">\n");
     if named {
-        put(out, format_args!("<h2>{}</h2>\n", escape(&document.file)));
+        *out += &format!("<h2>{}</h2>\n", escape(&document.file));
     }
     out.push_str("<div class=\"best\">\n");
     for (name, value, at) in best(document) {
-        put(
-            out,
-            format_args!(
-                "<div><p>{name}</p><p class=\"value\">{}</p><p>{}</p></div>\n",
-                escape(&value),
-                escape(&at)
-            ),
+        *out += &format!(
+            "<div><p>{name}</p><p class=\"value\">{}</p><p>{}</p></div>\n",
+            escape(&value),
+            escape(&at)
         );
     }
     out.push_str("</div>\n");
@@ -284,10 +188,7 @@ fn source(out: &mut String, document: &Document, named: bool) {
 fn list(out: &mut String, facts: &[(String, String)]) {
     out.push_str("<dl>\n");
     for (name, value) in facts {
-        put(
-            out,
-            format_args!("<div><dt>{}</dt><dd>{}</dd></div>\n", escape(name), escape(value)),
-        );
+        *out += &format!("<div><dt>{}</dt><dd>{}</dd></div>\n", escape(name), escape(value));
     }
     out.push_str("</dl>\n");
 }
@@ -341,7 +242,7 @@ fn best(document: &Document) -> Vec<(&'static str, String, String)> {
             for (key, before, after) in [("qps", "", " QPs"), ("tx_depth", "depth ", ""), ("ranks", "", " ranks")] {
                 // 1 is the minimum of each parameter.
                 if let Some(value) = row.parameter(key).filter(|value| value != "1") {
-                    let _ = write!(at, ", {before}{value}{after}");
+                    at += &format!(", {before}{value}{after}");
                 }
             }
             Some((*name, unit.show(metric.value), at))
@@ -350,51 +251,39 @@ fn best(document: &Document) -> Vec<(&'static str, String, String)> {
 }
 
 fn metric(out: &mut String, chart: &Chart) {
-    put(
-        out,
-        format_args!(
-            "<figure class=\"chart\" id=\"{0}\">\n<h2>{1}</h2>\n<p class=\"about\">{2}</p>\n{3}{4}",
-            escape(&chart.id),
-            escape(&chart.title),
-            escape(&chart.about),
-            draw(chart, &Layout::WIDE),
-            draw(chart, &Layout::NARROW)
-        ),
+    *out += &format!(
+        "<figure class=\"chart\" id=\"{0}\">\n<h2>{1}</h2>\n<p class=\"about\">{2}</p>\n{3}{4}",
+        escape(&chart.id),
+        escape(&chart.title),
+        escape(&chart.about),
+        draw(chart, &Layout::WIDE),
+        draw(chart, &Layout::NARROW)
     );
-    put(
-        out,
-        format_args!(
-            "<details><summary>These figures as a table</summary>\n<div class=\"scroll\" tabindex=\"0\"><table>\n<thead><tr><th scope=\"col\">series</th><th scope=\"col\">{}</th>\
+    *out += &format!(
+        "<details><summary>These figures as a table</summary>\n<div class=\"scroll\" tabindex=\"0\"><table>\n<thead><tr><th scope=\"col\">series</th><th scope=\"col\">{}</th>\
              <th scope=\"col\">{}</th></tr></thead>\n<tbody>\n",
-            escape(&chart.x.label),
-            escape(&chart.y.label)
-        ),
+        escape(&chart.x.label),
+        escape(&chart.y.label)
     );
     for series in &chart.series {
         for point in &series.points {
             let half = point
                 .half_width
                 .map_or_else(String::new, |half| format!(" ± {}", chart.y.unit.show(half)));
-            put(
-                out,
-                format_args!(
-                    "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}{}</td></tr>\n",
-                    escape(&series.name),
-                    escape(&chart.x.unit.show(point.x)),
-                    escape(&chart.y.unit.show(point.y)),
-                    escape(&half)
-                ),
+            *out += &format!(
+                "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}{}</td></tr>\n",
+                escape(&series.name),
+                escape(&chart.x.unit.show(point.x)),
+                escape(&chart.y.unit.show(point.y)),
+                escape(&half)
             );
         }
     }
     for mark in &chart.marks {
-        put(
-            out,
-            format_args!(
-                "<tr><th scope=\"row\">{}</th><td></td><td>{}</td></tr>\n",
-                escape(&mark.name),
-                escape(&chart.y.unit.show(mark.value))
-            ),
+        *out += &format!(
+            "<tr><th scope=\"row\">{}</th><td></td><td>{}</td></tr>\n",
+            escape(&mark.name),
+            escape(&chart.y.unit.show(mark.value))
         );
     }
     out.push_str("</tbody></table></div>\n</details>\n</figure>\n");
@@ -410,33 +299,24 @@ fn table(out: &mut String, number: usize, document: &Document) {
         .filter(|key| !COLUMNS.iter().any(|(column, ..)| column == *key))
         .filter(|key| document.rows.iter().any(|row| row.parameter(key).is_some()))
         .collect();
-    put(
-        out,
-        format_args!(
-            "<details{}><summary>{} ({} rows)</summary>\n<div class=\"scroll\" tabindex=\"0\"><table data-file=\"{number}\">\n<thead><tr><th scope=\"col\" title=\"message size\">Size</th>",
-            if document.rows.len() <= 30 { " open" } else { "" },
-            escape(&document.file),
-            document.rows.len()
-        ),
+    *out += &format!(
+        "<details{}><summary>{} ({} rows)</summary>\n<div class=\"scroll\" tabindex=\"0\"><table data-file=\"{number}\">\n<thead><tr><th scope=\"col\" title=\"message size\">Size</th>",
+        if document.rows.len() <= 30 { " open" } else { "" },
+        escape(&document.file),
+        document.rows.len()
     );
     for (_, name, _, what) in &columns {
-        put(
-            out,
-            format_args!("<th scope=\"col\" title=\"{}\">{}</th>", escape(what), escape(name)),
-        );
+        *out += &format!("<th scope=\"col\" title=\"{}\">{}</th>", escape(what), escape(name));
     }
     for name in &words {
-        put(out, format_args!("<th scope=\"col\">{}</th>", escape(name)));
+        *out += &format!("<th scope=\"col\">{}</th>", escape(name));
     }
     out.push_str("</tr></thead>\n<tbody>\n");
     for row in &document.rows {
-        put(
-            out,
-            format_args!(
-                "<tr data-row=\"{}\"><th scope=\"row\">{}</th>",
-                row.index,
-                escape(&Unit::Bytes.show(row.bytes as f64))
-            ),
+        *out += &format!(
+            "<tr data-row=\"{}\"><th scope=\"row\">{}</th>",
+            row.index,
+            escape(&Unit::Bytes.show(row.bytes as f64))
         );
         for (key, _, unit, _) in &columns {
             match row.metric(key) {
@@ -446,22 +326,16 @@ fn table(out: &mut String, number: usize, document: &Document) {
                         Unit::Count if metric.value.fract() == 0.0 => format!("{:.0}", metric.value),
                         unit => unit.show(metric.value),
                     };
-                    put(
-                        out,
-                        format_args!(
-                            "<td data-metric=\"{key}\" data-value=\"{}\">{}</td>",
-                            escape(&metric.text),
-                            escape(&shown)
-                        ),
+                    *out += &format!(
+                        "<td data-metric=\"{key}\" data-value=\"{}\">{}</td>",
+                        escape(&metric.text),
+                        escape(&shown)
                     );
                 }
             }
         }
         for name in &words {
-            put(
-                out,
-                format_args!("<td>{}</td>", escape(&row.parameter(name).unwrap_or_default())),
-            );
+            *out += &format!("<td>{}</td>", escape(&row.parameter(name).unwrap_or_default()));
         }
         out.push_str("</tr>\n");
     }

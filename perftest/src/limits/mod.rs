@@ -179,7 +179,7 @@ pub(crate) fn run(args: &LimitsArgs) -> Result<(), Failure> {
             let _pair = limit.one_core_a_side.then(|| CpuPair::bind(round as usize));
             let compared = soft::DEVICE_TESTS.iter().zip(&mut subjects);
             let compared = compared.filter(|(device_test, column)| {
-                device_test.against == limit.name && !column.refused && selection.device_test(device_test)
+                device_test.against == limit.name && !column.refused && selection.named(device_test.name)
             });
             alternate(
                 || column.record(limit.name, (limit.measure)(round_time)),
@@ -297,18 +297,17 @@ fn print(args: &LimitsArgs, warnings: Vec<report::ReportedWarning>, results: Vec
     Ok(())
 }
 
+/// All that is measured, by name, and what it is.
+fn known() -> Vec<(&'static str, &'static str)> {
+    let limits = machine::LIMITS.map(|limit| (limit.name, limit.what));
+    let device_tests = soft::DEVICE_TESTS.map(|device_test| (device_test.name, device_test.what));
+    let idle = [(soft::IDLE, soft::IDLE_WHAT)];
+    [&limits[..], &device_tests, &idle].concat()
+}
+
 fn line(entry: &Entry) -> String {
-    let what = machine::LIMITS
-        .iter()
-        .map(|limit| (limit.name, limit.what))
-        .chain(
-            soft::DEVICE_TESTS
-                .iter()
-                .map(|device_test| (device_test.name, device_test.what)),
-        )
-        .chain([(soft::IDLE, soft::IDLE_WHAT)])
-        .find_map(|(name, what)| (name == entry.name).then_some(what))
-        .unwrap_or_default();
+    let what = known().into_iter().find(|(name, _)| *name == entry.name);
+    let what = what.map_or("", |(_, what)| what);
     let (name, value) = (entry.name, entry.value.text());
     match &entry.compared {
         None => format!(
@@ -335,16 +334,10 @@ struct Selection<'a> {
 
 impl<'a> Selection<'a> {
     fn new(only: &'a [String]) -> Result<Self, Failure> {
-        let names: Vec<_> = machine::LIMITS
-            .iter()
-            .map(|limit| limit.name)
-            .chain(soft::DEVICE_TESTS.iter().map(|device_test| device_test.name))
-            .chain([soft::IDLE])
-            .collect();
+        let mut names: Vec<_> = known().into_iter().map(|(name, _)| name).collect();
         match only.iter().find(|name| !names.contains(&name.as_str())) {
             None => Ok(Self { only }),
             Some(unknown) => {
-                let mut names = names;
                 names.dedup();
                 Err(Failure::usage(format!(
                     "no limit '{}': there is {}",
@@ -359,16 +352,12 @@ impl<'a> Selection<'a> {
         self.only.is_empty() || self.only.iter().any(|only| only == name)
     }
 
-    fn device_test(&self, device_test: &DeviceTest) -> bool {
-        self.named(device_test.name)
-    }
-
     /// A limit is measured if it is wanted, or a value compared with it is.
     fn limit(&self, name: &str) -> bool {
         self.named(name)
             || soft::DEVICE_TESTS
                 .iter()
-                .any(|device_test| device_test.against == name && self.device_test(device_test))
+                .any(|device_test| device_test.against == name && self.named(device_test.name))
     }
 }
 

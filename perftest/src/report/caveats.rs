@@ -77,7 +77,7 @@ mod tests {
             caveats.line().as_deref(),
             Some("doorbell: warning: 1 caveat: not-hardware (-v explains)")
         );
-        caveats.add([Warning::verifying(), Warning::new(Code::Verifying, "again")]);
+        caveats.add([Warning::verifying(), Code::Verifying.warning("again")]);
         assert_eq!(
             caveats.line().as_deref(),
             Some("doorbell: warning: 2 caveats: not-hardware, verifying (-v explains)")

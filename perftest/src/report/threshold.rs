@@ -22,47 +22,28 @@ impl Thresholds {
     /// One line for each size that missed any, in the order they ran.
     pub(crate) fn missed(&self, report: &Report) -> Vec<String> {
         let misses = |row: &Row| {
-            let (bytes, misses) = match row {
-                Row::Bandwidth(row) => (
-                    row.bytes,
-                    [
-                        self.min_bytes_per_s
-                            .filter(|least| row.bw_avg_bytes_per_s < *least)
-                            .map(|least| {
-                                format!(
-                                    "{} on average, at least {} wanted",
-                                    bandwidth(row.bw_avg_bytes_per_s),
-                                    bandwidth(least)
-                                )
-                            }),
-                        self.min_msg_per_s
-                            .filter(|least| row.msg_rate_per_s < *least)
-                            .map(|least| {
-                                format!(
-                                    "{:.0} messages per second, at least {least:.0} wanted",
-                                    row.msg_rate_per_s
-                                )
-                            }),
-                    ],
-                ),
-                Row::Latency(row) => (
-                    row.bytes,
-                    [
-                        self.max_p99
-                            .map(|most| most.as_nanos() as f64)
-                            .filter(|most| row.lat_p99_ns > *most)
-                            .map(|most| {
-                                format!(
-                                    "p99 is {:.3} us, at most {:.3} us wanted",
-                                    row.lat_p99_ns / 1e3,
-                                    most / 1e3
-                                )
-                            }),
-                        None,
-                    ],
-                ),
+            let mut misses = Vec::new();
+            let bytes = match row {
+                Row::Bandwidth(row) => {
+                    let (average, rate) = (row.bw_avg_bytes_per_s, row.msg_rate_per_s);
+                    if let Some(least) = self.min_bytes_per_s.filter(|least| average < *least) {
+                        let (average, least) = (bandwidth(average), bandwidth(least));
+                        misses.push(format!("{average} on average, at least {least} wanted"));
+                    }
+                    if let Some(least) = self.min_msg_per_s.filter(|least| rate < *least) {
+                        misses.push(format!("{rate:.0} messages per second, at least {least:.0} wanted"));
+                    }
+                    row.bytes
+                }
+                Row::Latency(row) => {
+                    let most = self.max_p99.map(|most| most.as_nanos() as f64);
+                    if let Some(most) = most.filter(|most| row.lat_p99_ns > *most) {
+                        let (p99_us, most_us) = (row.lat_p99_ns / 1e3, most / 1e3);
+                        misses.push(format!("p99 is {p99_us:.3} us, at most {most_us:.3} us wanted"));
+                    }
+                    row.bytes
+                }
             };
-            let misses: Vec<_> = misses.into_iter().flatten().collect();
             (!misses.is_empty()).then(|| format!("{} {bytes} B missed: {}", report.test, misses.join("; ")))
         };
         report.results.iter().filter_map(misses).collect()

@@ -16,15 +16,6 @@ pub(crate) struct Warning {
 }
 
 impl Warning {
-    /// A warning of this code. Control characters in the message are removed, so that it is one
-    /// line.
-    pub(crate) fn new(code: Code, message: impl AsRef<str>) -> Warning {
-        Warning {
-            code,
-            message: one_line(message.as_ref()),
-        }
-    }
-
     pub(crate) fn not_hardware(link: LinkKind) -> Warning {
         let what = match link {
             // Some tests warn before they know whether the peer is on this host.
@@ -32,17 +23,15 @@ impl Warning {
             LinkKind::SoftLocal => "the userspace device between processes of this host is",
             LinkKind::KernelSoft | LinkKind::Hardware => "a software device of the kernel is",
         };
-        Warning::new(
-            Code::NotHardware,
-            format!("{what} measured, not hardware: name an adapter with --device to measure one"),
-        )
+        Code::NotHardware.warning(format!(
+            "{what} measured, not hardware: name an adapter with --device to measure one"
+        ))
     }
 
     pub(crate) fn faults(faults: &str) -> Warning {
-        Warning::new(
-            Code::Faults,
-            format!("faults are injected ({faults}): the figures measure recovery, not the device"),
-        )
+        Code::Faults.warning(format!(
+            "faults are injected ({faults}): the figures measure recovery, not the device"
+        ))
     }
 
     /// GPU memory is staged through the host, at this end or the other. `target`: whether the
@@ -53,31 +42,23 @@ impl Warning {
         } else {
             ""
         };
-        Warning::new(
-            Code::Staged,
-            format!(
+        Code::Staged.warning(format!(
                 "GPU memory is staged through the host, and its copies are in the figures (doorbell gpu says what the better paths lack){but}"
-            ),
-        )
+            ))
     }
 
     /// Every byte was filled and checked during the measurement.
     pub(crate) fn verifying() -> Warning {
-        Warning::new(
-            Code::Verifying,
-            "--verify fills and checks every byte while the clock runs: leave it out to measure speed",
-        )
+        Code::Verifying
+            .warning("--verify fills and checks every byte while the clock runs: leave it out to measure speed")
     }
 
     /// The processor's counter drifted by this fraction.
     pub(crate) fn clock_drift(drift: f64) -> Warning {
-        Warning::new(
-            Code::ClockDrift,
-            format!(
+        Code::ClockDrift.warning(format!(
                 "the processor's counter was off by {:.2} % while a size was measured, and clock_gettime is used from there on: give --clock system, and measure again",
                 drift * 100.0
-            ),
-        )
+            ))
     }
 }
 
@@ -110,6 +91,15 @@ macro_rules! codes {
 
             pub(crate) fn name(self) -> &'static str {
                 match self { $(Code::$code => $name,)* }
+            }
+
+            /// A warning of this code. Control characters in the message are removed, so that it is
+            /// one line.
+            pub(crate) fn warning(self, message: impl AsRef<str>) -> Warning {
+                Warning {
+                    code: self,
+                    message: one_line(message.as_ref()),
+                }
             }
 
             /// What is checked, when it warns, and the advice.
@@ -288,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_warning_is_one_line_and_two_keys() {
-        let warning = Warning::new(Code::CpuGovernor, "a\nb\u{1b}[2J");
+        let warning = Code::CpuGovernor.warning("a\nb\u{1b}[2J");
         assert_eq!(
             serde_json::to_string(&ReportedWarning::from(&warning)).unwrap(),
             r#"{"code":"cpu-governor","message":"a b [2J"}"#

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::report::BandwidthInterval;
-use crate::stats::{Bandwidth, Clock, CpuMeter, Timeline};
+use crate::stats::{Bandwidth, Clock, CpuMeter, Timeline, nanoseconds};
 
 /// Measures one repeat.
 pub(crate) struct Meter<'a> {
@@ -55,7 +55,7 @@ impl<'a> Intervals<'a> {
     /// For messages of `bytes`.
     pub(crate) fn new(every: Duration, bytes: u64, report: &'a mut dyn FnMut(BandwidthInterval)) -> Intervals<'a> {
         Intervals {
-            every_ns: u64::try_from(every.as_nanos()).unwrap_or(u64::MAX).max(1),
+            every_ns: nanoseconds(every).max(1),
             bytes,
             report,
             began_ns: 0,

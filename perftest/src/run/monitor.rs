@@ -8,7 +8,7 @@ use crate::exchange::{Control, Message, Outcome};
 use crate::failure::Failure;
 use crate::report::LinkKind;
 use crate::run::test_end::Test;
-use crate::stats::Clock;
+use crate::stats::{Clock, nanoseconds};
 
 /// A loop polls once in so many iterations, a power of two; one that sleeps, every time.
 const CHECK_INTERVAL: u32 = 256;
@@ -159,8 +159,8 @@ impl Deadline {
     }
 
     pub(crate) fn start(&mut self, now_ns: u64) {
-        let after = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-        self.at_ns = self.duration.map(|duration| now_ns.saturating_add(after(duration)));
+        let after = self.duration.map(nanoseconds);
+        self.at_ns = after.map(|after| now_ns.saturating_add(after));
     }
 
     /// Whether it has passed; reads the clock only if there is a deadline.

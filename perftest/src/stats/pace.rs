@@ -5,6 +5,12 @@
 //! messages due during the stall are late, and their latency counts from when they were due:
 //! message i at i ÷ rate after the start. A late one starts at once and does not delay the next.
 
+use std::time::Duration;
+
+pub(crate) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Pacer {
     start_ns: u64,

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use crate::cli::{AtomicOperation, ConnectionArgs, Operation, SoftArgs};
+use crate::plan::Kind;
 use crate::stats::ClockChoice;
 use crate::units::{parse_bytes, parse_rate, parse_seconds};
 
@@ -20,15 +21,6 @@ Ctrl-C ends a sweep early: what is measured by then is written all the same. A p
 
 Exit status: 0 done, 1 a point failed while it was measured or none could be, 2 bad usage, 130 interrupted.";
 
-/// The kind of test.
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum SweepKind {
-    /// Bandwidth, as doorbell bw measures it
-    Bw,
-    /// Latency, as doorbell lat measures it
-    Lat,
-}
-
 /// A list of numbers as `64,4K,1M`, or a range of powers of two as `2..8M`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct List(pub(crate) Vec<u64>);
@@ -39,7 +31,7 @@ pub(crate) struct List(pub(crate) Vec<u64>);
 pub(crate) struct SweepArgs {
     /// What to measure
     #[arg(value_enum)]
-    pub(crate) kind: SweepKind,
+    pub(crate) kind: Kind,
     /// The operation to measure
     #[arg(value_enum)]
     pub(crate) operation: Operation,

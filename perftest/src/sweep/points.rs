@@ -2,10 +2,10 @@
 
 use clap::Parser;
 
-use super::args::{List, SweepArgs, SweepKind};
+use super::args::{List, SweepArgs};
 use crate::cli::{Cli, Command, Operation, TestArgs, Transport};
 use crate::failure::Failure;
-use crate::plan::Plan;
+use crate::plan::{Kind, Plan};
 
 /// The most points of a sweep; more is taken for a mistake in the lists.
 const MAX_POINTS: usize = 100_000;
@@ -25,7 +25,7 @@ pub(super) struct Point {
 /// # Errors
 /// [`Failure::Usage`] when the swept parameters do not go with the test.
 pub(super) fn all(args: &SweepArgs) -> Result<Vec<Point>, Failure> {
-    if args.kind == SweepKind::Lat {
+    if args.kind == Kind::Lat {
         let given = [
             ("--qps", args.qps.is_some()),
             ("--tx-depth", args.tx_depth.is_some()),
@@ -115,12 +115,8 @@ impl Point {
 }
 
 fn command(args: &SweepArgs) -> Result<Command, Failure> {
-    let kind = match args.kind {
-        SweepKind::Bw => "bw",
-        SweepKind::Lat => "lat",
-    };
     // Other parameters have the defaults of that command.
-    let parsed = Cli::try_parse_from(["doorbell", kind, args.operation.name()]);
+    let parsed = Cli::try_parse_from(["doorbell", args.kind.name(), args.operation.name()]);
     let mut command = parsed.map_err(|e| Failure::test(e.to_string()))?.command;
     match &mut command {
         Command::Bw(bw) => shared(args, &mut bw.test),

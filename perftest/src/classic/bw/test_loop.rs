@@ -1,7 +1,5 @@
 //! The order of a bandwidth test at one size: a number of messages or a time, each way.
 
-use std::time::Duration;
-
 use super::super::requester::{ClassicRequester, Context};
 use super::super::settings::{Rate, Settings, TestLength, Transport};
 use super::super::spin_wait::SpinWait;
@@ -12,7 +10,7 @@ use crate::engine::bw::{BwLoop, InlineList, PostParams};
 use crate::engine::receiver::Receiver;
 use crate::engine::transport::TestTransport;
 use crate::failure::Failure;
-use crate::stats::{Bandwidth, Clock, CpuMeter, Pacer, Timeline};
+use crate::stats::{Bandwidth, Clock, CpuMeter, Pacer, Timeline, nanoseconds};
 
 /// Time limit for requests in flight when the test time is over; nothing is measured by then.
 const DRAIN_TIMEOUT_NS: u64 = 200_000_000;
@@ -337,10 +335,6 @@ fn pacer(rate: &Rate, bytes: u64, now_ns: u64) -> Pacer {
         rate.value / bytes.max(1) as f64
     };
     Pacer::in_bursts(now_ns, per_s, rate.burst)
-}
-
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -6,14 +6,14 @@ use doorbell_verbs::Gid;
 
 use super::{CQ_MOD_MAX_SIZE, DEPTH, REPORT_INTERVAL, RawOptions};
 use crate::classic::settings::{Cuda, Exchange, Rate, Settings, TestLength, Transport};
-use crate::classic::tool::{Kind, Tool, Verb};
-use crate::cli::AtomicOperation;
+use crate::classic::tool::{Kind, Verb};
 use crate::device::GpuSelector;
 use crate::failure::Failure;
 
-pub(super) fn with_defaults(raw: RawOptions, tool: Tool) -> Result<Settings, Failure> {
+pub(super) fn with_defaults(raw: RawOptions) -> Result<Settings, Failure> {
+    let tool = raw.settings.tool;
     let bw = tool.kind == Kind::Bw;
-    let length = length(&raw, tool)?;
+    let length = length(&raw)?;
     let iterations = match length {
         TestLength::Iterations(count) => Some(u32::try_from(count).unwrap_or(u32::MAX)),
         TestLength::Duration { .. } => None,
@@ -36,8 +36,8 @@ pub(super) fn with_defaults(raw: RawOptions, tool: Tool) -> Result<Settings, Fai
         (None, ..) => at_most_all(recv_post_list.max(512)),
     };
     check_lists(&raw, iterations, tx_depth, rx_depth)?;
-    let qps = raw.qps.unwrap_or(1);
-    if raw.shared_receive && rx_depth < qps {
+    let qps = raw.settings.qps;
+    if raw.settings.shared_receive && rx_depth < qps {
         return Err(Failure::usage(format!(
             "--use-srq with {qps} queue pairs needs at least as many receives: -r {qps}"
         )));
@@ -47,7 +47,7 @@ pub(super) fn with_defaults(raw: RawOptions, tool: Tool) -> Result<Settings, Fai
         (_, Kind::Bw) => 65_536,
         (_, Kind::Lat) => 2,
     });
-    let sizes = if raw.all {
+    let sizes = if raw.settings.all {
         (1..=23).map(|power| 1 << power).collect()
     } else {
         vec![size]
@@ -56,7 +56,7 @@ pub(super) fn with_defaults(raw: RawOptions, tool: Tool) -> Result<Settings, Fai
         _ if !bw => 1,
         Some(cq_mod) => cq_mod,
         None if post_list > 1 => post_list,
-        None if size > CQ_MOD_MAX_SIZE && !raw.all && !raw.events => 1,
+        None if size > CQ_MOD_MAX_SIZE && !raw.settings.all && !raw.settings.events => 1,
         None => 100,
     };
     let rate = raw.rate.map(|rate| {
@@ -74,77 +74,43 @@ pub(super) fn with_defaults(raw: RawOptions, tool: Tool) -> Result<Settings, Fai
     });
     let group = raw
         .multicast
-        .then(|| raw.group.unwrap_or(default_group(raw.host.is_some())));
+        .then(|| raw.group.unwrap_or(default_group(raw.settings.host.is_some())));
+    let gpu = match (raw.gpu, raw.gpu_bus) {
+        (Some(number), _) => Some(GpuSelector::Number(number)),
+        (None, bus) => bus.map(GpuSelector::Bus),
+    };
     Ok(Settings {
-        tool,
-        host: raw.host,
-        port: raw.port.unwrap_or(18_515),
-        source: raw.source,
         exchange: match (raw.rdma_cm, raw.over_rdma_cm) {
             (true, _) => Exchange::RdmaCm,
             (_, true) => Exchange::OverRdmaCm,
             _ => Exchange::Tcp,
         },
-        device: raw.device,
-        device_port: raw.device_port.unwrap_or(1),
-        gid_index: raw.gid_index,
-        ipv6: raw.ipv6,
-        infiniband: raw.link,
         transport,
         group,
-        mtu: raw.mtu,
-        timeout: raw.timeout.unwrap_or(14),
-        retry: raw.retry.unwrap_or(7),
-        service_level: raw.service_level.unwrap_or(0),
-        traffic_class: raw.traffic_class.or(raw.type_of_service).unwrap_or(0),
-        type_of_service: raw.type_of_service,
-        hop_limit: raw.hop_limit.unwrap_or(64),
-        flow_label: raw.flow_label.unwrap_or(0),
-        pkey_index: raw.pkey_index.unwrap_or(0),
+        traffic_class: raw.traffic_class.or(raw.settings.type_of_service).unwrap_or(0),
         sizes,
-        all: raw.all,
         length,
-        forever: raw.forever,
-        bidirectional: raw.bidirectional,
-        reversed: raw.reversed,
-        qps,
         tx_depth,
         rx_depth,
         post_list,
         recv_post_list,
         cq_mod: cq_mod.min(tx_depth),
         list_moderates: post_list > 1 && raw.cq_mod.is_none(),
-        inline: raw.inline,
-        outstanding: raw.outstanding,
-        atomic: raw.atomic.unwrap_or(AtomicOperation::FetchAdd),
-        events: raw.events,
         vector: raw.vector.unwrap_or(0),
-        shared_receive: raw.shared_receive,
-        cuda: match (raw.gpu, raw.gpu_bus) {
-            (Some(number), _) => Some(GpuSelector::Number(number)),
-            (None, bus) => bus.map(GpuSelector::Bus),
-        }
-        .map(|gpu| Cuda {
+        cuda: gpu.map(|gpu| Cuda {
             gpu,
             dmabuf: raw.dmabuf,
         }),
-        region_per_qp: raw.region_per_qp,
-        huge_pages: raw.huge_pages,
         // A WRITE latency test polls the last byte of a message, which must be written last.
         relaxed_ordering: !raw.strict_ordering && (tool.verb != Verb::Write || bw),
-        warm_up: raw.warm_up,
         rate,
-        gap: raw.gap.map(Duration::from_micros),
-        no_frequency_warning: raw.quiet,
-        least_bandwidth: raw.least_bandwidth,
-        least_rate: raw.least_rate,
-        wait_destroy: Duration::from_secs(raw.wait_destroy.unwrap_or(0)),
-        output: raw.output,
+        ..raw.settings
     })
 }
 
-fn length(raw: &RawOptions, tool: Tool) -> Result<TestLength, Failure> {
-    if raw.forever {
+fn length(raw: &RawOptions) -> Result<TestLength, Failure> {
+    let tool = raw.settings.tool;
+    if raw.settings.forever {
         let duration = raw.duration.map_or(REPORT_INTERVAL, Duration::from_secs);
         return Ok(TestLength::Duration {
             duration,

@@ -459,7 +459,7 @@ fn inline(settings: &Settings, vendor: u32) -> u32 {
         // Inline payload is copied by the CPU.
         return 0;
     }
-    let Tool { verb, kind } = settings.tool;
+    let Tool { verb, kind, .. } = settings.tool;
     settings.inline.unwrap_or(match (verb, kind) {
         _ if !INLINE_VENDORS.contains(&vendor) => 0,
         (Verb::Write, Kind::Lat) => INLINE_WRITE_LATENCY,

@@ -17,5 +17,5 @@ pub(crate) use cm::{accept_by_cm, connect_by_cm};
 pub(crate) use connect::{accept, connect, listen, listening_address};
 pub(crate) use control_connection::{ControlConnection, PeerMonitor, REPLY_TIMEOUT};
 pub(crate) use message::{BwReport, SharedParameters};
-pub(crate) use qp_channel::QpChannel;
+pub(crate) use qp_channel::PreparedChannel;
 pub(crate) use qp_info::QpInfo;

@@ -30,9 +30,9 @@ pub(super) enum ChannelError {
     Interrupted,
 }
 
-impl QpChannel {
-    pub(crate) fn prepare(context: &Context, port: u8) -> Result<PreparedChannel, Failure> {
-        PreparedChannel::new(context, port)
+impl ChannelError {
+    fn lost(error: impl std::fmt::Display) -> ChannelError {
+        ChannelError::Lost(one_line(&error.to_string()))
     }
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct PreparedChannel {
 }
 
 impl PreparedChannel {
-    fn new(context: &Context, port: u8) -> Result<PreparedChannel, Failure> {
+    pub(crate) fn new(context: &Context, port: u8) -> Result<PreparedChannel, Failure> {
         let refused = |e: &dyn std::fmt::Display| {
             Failure::test(format!(
                 "cannot make the queue pair of the control connection: {}",
@@ -99,7 +99,7 @@ impl QpChannel {
             .post(|batch| {
                 batch.send_inline(message).signaled();
             })
-            .map_err(|e| ChannelError::Lost(one_line(&e.to_string())))?;
+            .map_err(ChannelError::lost)?;
         self.send_pending = true;
         self.wait(Some(within), interrupt, |channel| !channel.send_pending)
     }
@@ -118,9 +118,7 @@ impl QpChannel {
         if len == into.len() {
             into.copy_from_slice(&buffer[..len]);
         }
-        self.qp
-            .receive(buffer)
-            .map_err(|e| ChannelError::Lost(one_line(&e.to_string())))?;
+        self.qp.receive(buffer).map_err(ChannelError::lost)?;
         if len == into.len() {
             Ok(())
         } else {
@@ -174,14 +172,9 @@ impl QpChannel {
     }
 
     fn poll(&mut self) -> Result<(), ChannelError> {
-        let completions = self
-            .cq
-            .poll()
-            .map_err(|e| ChannelError::Lost(one_line(&e.to_string())))?;
+        let completions = self.cq.poll().map_err(ChannelError::lost)?;
         for mut done in completions {
-            let result = done
-                .result()
-                .map_err(|e| ChannelError::Lost(one_line(&e.to_string())))?;
+            let result = done.result().map_err(ChannelError::lost)?;
             match (done.queue(), result) {
                 (QueueKind::Send, _) => self.send_pending = false,
                 (_, Success::Receive { len, .. }) => {
@@ -205,7 +198,7 @@ impl QpChannel {
                     return Err(ChannelError::Lost(gone));
                 }
                 Ok(Some(_)) => {}
-                Err(e) => return Err(ChannelError::Lost(one_line(&e.to_string()))),
+                Err(e) => return Err(ChannelError::lost(e)),
             }
         }
     }

@@ -26,7 +26,7 @@ use super::args::{Choices, Operation};
 use super::measure::all_values;
 use super::table::Report;
 use crate::classic::test_end::available_memory;
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, refused};
 use crate::interrupt::Interrupt;
 use crate::report::print_line;
 
@@ -241,7 +241,6 @@ fn rows(
     interrupt: &Interrupt,
     mut done: impl FnMut(MoeRow) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let failed = |e: &dyn std::fmt::Display| Failure::test(one_line(&e.to_string()));
     let comm = ranks.comm();
     let hosts = comm.hosts();
     let own = hosts[comm.rank().index()];
@@ -249,7 +248,7 @@ fn rows(
     for layer in layers(args, comm.size())? {
         // All ranks stop at the same row.
         let requested = f64::from(u8::from(interrupt.requested()));
-        let requested = all_values(comm, requested).map_err(|e| failed(&e))?;
+        let requested = all_values(comm, requested).map_err(refused)?;
         if requested.iter().any(|&requested| requested > 0.0) {
             return Err(Failure::Interrupted);
         }
@@ -267,7 +266,7 @@ fn rows(
             }
             Ranks::OnGpus(gpu) => OnGpu::new(job, gpu).and_then(|mut bench| measure::row(args, job, comm, &mut bench)),
         };
-        done(row.map_err(|e| failed(&e))?)?;
+        done(row.map_err(refused)?)?;
     }
     Ok(())
 }

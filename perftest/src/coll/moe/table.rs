@@ -34,60 +34,52 @@ pub(crate) struct MoeRow {
     pub(super) wrong: Option<u64>,
 }
 
+/// Head, unit and width of a column, and its cell.
+type Column = (&'static str, &'static str, usize, fn(&MoeRow) -> String);
+
+const COLUMNS: [Column; 15] = [
+    ("tokens", "", 7, |row| row.tokens.to_string()),
+    ("hidden", "", 6, |row| row.hidden.to_string()),
+    ("top-k", "", 5, |row| row.top_k.to_string()),
+    ("experts", "", 7, |row| row.experts.to_string()),
+    ("mode", "", 15, |row| row.mode.to_owned()),
+    ("type", "", 4, |row| row.dtype.to_owned()),
+    ("bytes", "(B)", 12, |row| row.bytes.to_string()),
+    ("time", "(us)", 10, |row| format!("{:.1}", row.time_us)),
+    ("tokens/s", "", 11, |row| format!("{:.0}", row.tokens_per_s)),
+    ("rate", "(GB/s)", 7, |row| format!("{:.2}", row.bytes_per_s / 1e9)),
+    ("alltoallv", "(GB/s)", 9, |row| {
+        format!("{:.2}", row.alltoallv_bytes_per_s / 1e9)
+    }),
+    ("of it", "", 5, |row| format!("{:.2}", row.of_alltoallv)),
+    ("put", "(us)", 10, |row| {
+        or_none(row.put_time_us.map(|time| format!("{time:.1}")))
+    }),
+    ("/put", "", 5, |row| {
+        or_none(row.times_put.map(|times| format!("{times:.2}")))
+    }),
+    ("#wrong", "", 6, |row| or_none(row.wrong.map(|wrong| wrong.to_string()))),
+];
+
+fn or_none(cell: Option<String>) -> String {
+    cell.unwrap_or_else(|| "N/A".to_owned())
+}
+
 pub(super) fn head() -> String {
-    let heads = columns([
-        "tokens",
-        "hidden",
-        "top-k",
-        "experts",
-        "mode",
-        "type",
-        "bytes",
-        "time",
-        "tokens/s",
-        "rate",
-        "alltoallv",
-        "of it",
-        "put",
-        "/put",
-        "#wrong",
-    ]);
-    let units = columns([
-        "", "", "", "", "", "", "(B)", "(us)", "", "(GB/s)", "(GB/s)", "", "(us)", "", "",
-    ]);
-    format!("#{heads}\n#{units}")
+    let (heads, units) = (COLUMNS.map(|column| column.0), COLUMNS.map(|column| column.1));
+    format!("#{}\n#{}", columns(heads), columns(units))
 }
 
 fn columns<S: AsRef<str>>(cells: [S; 15]) -> String {
-    const WIDTHS: [usize; 15] = [7, 6, 5, 7, 15, 4, 12, 10, 11, 7, 9, 5, 10, 5, 6];
-    let cells = cells.iter().zip(WIDTHS);
+    let cells = cells.iter().zip(COLUMNS);
     let cells: Vec<_> = cells
-        .map(|(cell, width)| format!("{:>width$}", cell.as_ref()))
+        .map(|(cell, (_, _, width, _))| format!("{:>width$}", cell.as_ref()))
         .collect();
     cells.join(" ")
 }
 
 impl MoeRow {
     pub(super) fn line(&self) -> String {
-        let none = || "N/A".to_owned();
-        let wrong = self.wrong.map_or_else(none, |wrong| wrong.to_string());
-        let cells = columns([
-            self.tokens.to_string(),
-            self.hidden.to_string(),
-            self.top_k.to_string(),
-            self.experts.to_string(),
-            self.mode.to_owned(),
-            self.dtype.to_owned(),
-            self.bytes.to_string(),
-            format!("{:.1}", self.time_us),
-            format!("{:.0}", self.tokens_per_s),
-            format!("{:.2}", self.bytes_per_s / 1e9),
-            format!("{:.2}", self.alltoallv_bytes_per_s / 1e9),
-            format!("{:.2}", self.of_alltoallv),
-            self.put_time_us.map_or_else(none, |time| format!("{time:.1}")),
-            self.times_put.map_or_else(none, |times| format!("{times:.2}")),
-            wrong,
-        ]);
-        format!(" {cells}")
+        format!(" {}", columns(COLUMNS.map(|(.., cell)| cell(self))))
     }
 }

@@ -9,7 +9,7 @@ use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, T
 use super::client::read_slots;
 use super::memory::{Served, Service};
 use crate::device::Gpu;
-use crate::engine::gpu::{Chunking, GpuMessages};
+use crate::engine::gpu::GpuMessages;
 use crate::engine::pattern::Pattern;
 use crate::engine::receiver::Receiver;
 use crate::engine::setup::RemoteAccess;
@@ -119,21 +119,17 @@ impl<T: TestTransport> Service<T> for PassiveMemory {
 impl PassiveMemory {
     fn of_gpu(test: &Test<'_>, pd: &ProtectionDomain, gpu: &Gpu, qp_index: usize) -> Result<Self, Failure> {
         let len = test.len();
-        let none = || Failure::test("the registration of GPU memory returned no buffer");
         if test.plan.verb != Verb::Read {
-            let (_, mut memory) = GpuMessages::new(gpu, pd, (len, 1), Chunking::Whole, PeerWrite)?;
-            return memory.pop().map(PassiveMemory::GpuTarget).ok_or_else(none);
+            let (_, memory) = GpuMessages::in_one(gpu, pd, (len, 1), PeerWrite)?;
+            return Ok(PassiveMemory::GpuTarget(memory));
         }
         let slots = read_slots(test);
-        let (mut messages, mut memory) = GpuMessages::new(gpu, pd, (len, slots as usize), Chunking::Whole, PeerRead)?;
+        let (mut messages, memory) = GpuMessages::in_one(gpu, pd, (len, slots as usize), PeerRead)?;
         let mut payload = vec![0; len];
         for slot in 0..slots {
             Pattern::new(test.plan.seed, qp_index, slot.into()).fill(&mut payload);
             messages.write(slot as usize, &payload)?;
         }
-        memory
-            .pop()
-            .map(|memory| PassiveMemory::GpuSource(memory, slots))
-            .ok_or_else(none)
+        Ok(PassiveMemory::GpuSource(memory, slots))
     }
 }

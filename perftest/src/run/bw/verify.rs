@@ -12,7 +12,7 @@ use doorbell_verbs::{Buffer, Connected, Memory, Opaque, PeerWrite, ProtectionDom
 use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, Test};
 use super::credit::{self, CreditWriter};
 use super::memory::{Served, Service};
-use crate::engine::gpu::{Chunking, GpuMessages};
+use crate::engine::gpu::GpuMessages;
 use crate::engine::pattern::{Mismatch, Pattern};
 use crate::engine::receiver::Receiver;
 use crate::engine::setup::RemoteAccess;
@@ -45,15 +45,13 @@ impl QpMemory for VerifiedSlots {
         let (len, slots) = (test.len(), test.window());
         let spoil = |index, slot: &mut [u8]| Pattern::new(test.plan.seed, qp_index, index).fill_inverse(slot);
         let memory = if let Some(gpu) = &test.device.gpu {
-            let (mut messages, mut memory) =
-                GpuMessages::new(gpu, pd, (len, slots as usize), Chunking::Whole, PeerWrite)?;
+            let (mut messages, memory) = GpuMessages::in_one(gpu, pd, (len, slots as usize), PeerWrite)?;
             let mut message = vec![0; len];
             for slot in 0..slots {
                 spoil(slot.into(), &mut message);
                 messages.write(slot as usize, &message)?;
             }
-            let none = || Failure::test("the registration of GPU memory returned no buffer");
-            SlotMemory::Gpu(Box::new(messages), memory.pop().ok_or_else(none)?)
+            SlotMemory::Gpu(Box::new(messages), memory)
         } else {
             let mut memory = test.memory(len * slots as usize)?;
             for (index, slot) in (0..).zip(memory.chunks_exact_mut(len)) {

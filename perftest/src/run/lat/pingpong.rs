@@ -9,7 +9,7 @@ use super::super::bw::client::{ConnectOp, buffers, sinks};
 use super::super::bw::receive::header;
 use super::super::monitor::LoopMonitor;
 use super::super::test_end::{AdvertisedMemory, Peer, QpMemory, QpRequirements, Test, TestEnd};
-use crate::engine::gpu::{Chunking, GpuMessages, GpuPool};
+use crate::engine::gpu::{GpuMessages, GpuPool};
 use crate::engine::lat::{Monitor, Trips};
 use crate::engine::message::{Payloads, Sinks};
 use crate::engine::pingpong::{BUFFERS, PingPong, PingPongMemory, PingPongParams, SendBuffers, Written};
@@ -78,9 +78,8 @@ impl<O: ConnectOp> QpMemory for UnconnectedMemory<O> {
         let written = match gpu {
             _ if sends => Written::Nothing,
             Some(gpu) => {
-                let (messages, mut written) = GpuMessages::new(gpu, pd, (len, 1), Chunking::Whole, PeerWrite)?;
-                let none = || Failure::test("the registration of GPU memory returned no buffer");
-                Written::Gpu(Box::new(messages), written.pop().ok_or_else(none)?)
+                let (messages, written) = GpuMessages::in_one(gpu, pd, (len, 1), PeerWrite)?;
+                Written::Gpu(Box::new(messages), written)
             }
             None => Written::Host(pd.register(test.memory(len)?, PeerWrite).map_err(refused)?),
         };
