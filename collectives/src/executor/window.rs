@@ -12,7 +12,6 @@
 //! No model is possible: the other side is a device. The words of a line are loaded once with
 //! Acquire and order what was written before them.
 
-use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
@@ -136,8 +135,7 @@ pub(crate) struct Puts {
     needs: u64,
     /// The credit that is given to the peers.
     gives: u64,
-    pieces: Vec<Piece>,
-    by_peer: Vec<Range<usize>>,
+    by_peer: Box<[Vec<Piece>]>,
 }
 
 impl Puts {
@@ -155,14 +153,12 @@ impl Puts {
             number,
             needs,
             gives,
-            pieces: Vec::new(),
-            by_peer: vec![0..0; window.ranks],
+            by_peer: vec![Vec::new(); window.ranks].into(),
             window: Arc::clone(window),
         }
     }
 
-    /// Adds bytes of the source for a rank's window; those for one rank one after another. For this
-    /// rank itself they are copied, at once.
+    /// Adds bytes of the source for a rank's window. For this rank itself they are copied, at once.
     ///
     /// # Safety
     /// For this rank itself: nothing writes these bytes of the source, or accesses those of the
@@ -186,34 +182,27 @@ impl Puts {
             }
             return;
         }
-        let end = self.pieces.len();
-        let range = &mut self.by_peer[to.index()];
-        if range.start == range.end {
-            *range = end..end;
-        }
-        assert_eq!(range.end, end, "the pieces for one rank one after another");
-        let last = self.pieces[range.clone()].last_mut();
-        let grown = last
+        let pieces = &mut self.by_peer[to.index()];
+        let grown = pieces
+            .last_mut()
             .filter(|last| last.from + last.len == from && last.into + last.len == into && last.len + len <= MAX_PIECE);
         if let Some(last) = grown {
             last.len += len;
             return;
         }
         for at in (0..len).step_by(MAX_PIECE) {
-            self.pieces.push(Piece {
+            pieces.push(Piece {
                 from: from + at,
                 into: into + at,
                 len: MAX_PIECE.min(len - at),
             });
         }
-        range.end = self.pieces.len();
     }
 
     /// As `add` for another rank, without its checks: a request that the rank has to refuse.
     #[cfg(test)]
     pub(crate) fn add_unchecked(&mut self, to: Rank, from: usize, into: usize, len: usize) {
-        self.by_peer[to.index()] = self.pieces.len()..self.pieces.len() + 1;
-        self.pieces.push(Piece { from, into, len });
+        self.by_peer[to.index()] = vec![Piece { from, into, len }];
     }
 
     /// Input and output of the plan.
@@ -228,7 +217,7 @@ impl Puts {
 
     /// The source and target of a WRITE.
     pub(super) fn write(&self, to: Rank, index: usize) -> Option<(BufferAlias, Remote<WriteAccess>)> {
-        let piece = self.pieces[self.by_peer[to.index()].clone()].get(index)?;
+        let piece = self.by_peer[to.index()].get(index)?;
         let source = self.source.alias(0, piece.from, piece.len)?;
         Some((source, self.window.remote(to, piece.into, piece.len)))
     }
