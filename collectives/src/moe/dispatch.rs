@@ -2,6 +2,7 @@
 
 use core::fmt;
 use core::ops::Range;
+use std::sync::Arc;
 
 use super::combine::Combining;
 use super::parallel::{ExpertParallel, Held};
@@ -11,6 +12,9 @@ use crate::communicator::PutRequest;
 use crate::executor::Puts;
 use crate::kernel::bf16;
 use crate::types::Rank;
+
+/// Bytes of rows that are posted before the next are written: half of a first-level cache.
+const AT_A_TIME: usize = 16 << 10;
 
 impl ExpertParallel<'_> {
     /// Sends each token to its experts, and receives those for the local experts: `tokens` are
@@ -45,20 +49,24 @@ impl ExpertParallel<'_> {
             Mode::LowLatency => None,
             Mode::HighThroughput => Some(Counts::exchange(self, routing)?),
         };
-        let (held, mut puts) = self.begin_dispatch();
+        let (held, puts) = self.begin_dispatch();
+        let puts = Arc::new(puts);
+        let request = self.comm.begin_put(Arc::clone(&puts), self.deadline())?;
         let ranks = || (0..self.options.shape.ranks()).map(Rank);
         let first_rows = ranks().flat_map(|rank| match &counts {
             None => self.first_slots(routing.pairs_for(rank)),
             Some(counts) => counts.first_rows(rank, self.comm.rank()),
         });
-        self.add_tokens(&mut puts, held.dispatch, (tokens, routing), first_rows);
+        self.add_tokens(&puts, held.dispatch, (tokens, routing), first_rows);
         if self.options.mode == Mode::LowLatency {
             for rank in ranks().filter(|rank| *rank != self.comm.rank()) {
-                self.add_header(&mut puts, held.dispatch, routing, rank);
+                self.add_header(&puts, held.dispatch, routing, rank);
             }
         }
+        puts.complete();
+        self.comm.drive_put();
         Ok(Dispatching {
-            request: self.comm.put(puts, self.deadline())?,
+            request,
             held,
             routing: routing.clone(),
             counts,
@@ -77,11 +85,11 @@ impl ExpertParallel<'_> {
     }
 
     /// Copies each token as a row to the staging memory, and adds it for each of its experts, in
-    /// whose rows this rank's begin at one of `first_rows`. By token, as a row that was just
-    /// written, or is the last one's neighbour, is copied faster.
+    /// whose rows this rank's begin at one of `first_rows`. By token, as a row that was just written
+    /// is copied faster.
     fn add_tokens(
         &self,
-        puts: &mut Puts,
+        puts: &Puts,
         dispatch: u64,
         (tokens, routing): (&[bf16], &Routing),
         first_rows: impl Iterator<Item = usize>,
@@ -97,31 +105,31 @@ impl ExpertParallel<'_> {
                 first.wrapping_sub(before - pairs as usize)
             })
             .collect();
-        for (index, token) in tokens.chunks_exact(hidden).enumerate() {
-            let from = staging + index * bytes;
-            // SAFETY: the staging memory has a row for each token of the maximum; the dispatch that
-            // used this part before has completed, as it was received or its area would not be
-            // free.
-            let row = unsafe { core::slice::from_raw_parts_mut(self.staging.start().add(from), bytes) };
-            write_row(self.options.payload, token, row);
-            for choice in routing.choices(index) {
-                let into = shifts[choice.expert as usize].wrapping_add(choice.position as usize);
-                // SAFETY: the row is written. The window's part for this dispatch is read when it
-                // has arrived, by the value that is returned for it.
-                unsafe {
-                    puts.add(
-                        self.options.shape.rank_of(choice.expert),
-                        from,
-                        window + into * bytes,
-                        bytes,
-                    )
-                };
+        let at_a_time = (AT_A_TIME / bytes).max(1);
+        for (chunk, tokens) in tokens.chunks(at_a_time * hidden).enumerate() {
+            let mut adding = puts.adding();
+            for (index, token) in (chunk * at_a_time..).zip(tokens.chunks_exact(hidden)) {
+                let from = staging + index * bytes;
+                // SAFETY: the staging memory has a row for each token of the maximum; the dispatch
+                // that used this part before has completed, as it was received or its area would
+                // not be free.
+                let row = unsafe { core::slice::from_raw_parts_mut(self.staging.start().add(from), bytes) };
+                write_row(self.options.payload, token, row);
+                for choice in routing.choices(index) {
+                    let to = self.options.shape.rank_of(choice.expert);
+                    let into = shifts[choice.expert as usize].wrapping_add(choice.position as usize);
+                    // SAFETY: the row is written. The window's part for this dispatch is read when
+                    // it has arrived, by the value that is returned for it.
+                    unsafe { adding.add(to, from, window + into * bytes, bytes) };
+                }
             }
+            drop(adding);
+            self.comm.drive_put();
         }
     }
 
     /// Adds the header for a rank: the counts by expert, and the position of its first pair.
-    fn add_header(&self, puts: &mut Puts, dispatch: u64, routing: &Routing, to: Rank) {
+    fn add_header(&self, puts: &Puts, dispatch: u64, routing: &Routing, to: Rank) {
         let from = self.in_staging(dispatch) + self.areas.staged_headers + to.index() * self.areas.header;
         let words = routing.pairs_for(to).iter().copied().chain([routing.base_for(to)]);
         for (index, word) in words.enumerate() {
@@ -132,7 +140,7 @@ impl ExpertParallel<'_> {
         let own = self.comm.rank().index();
         let into = self.in_window(dispatch) + self.areas.headers + own * self.areas.header;
         // SAFETY: the header is written, and the window's part for it is as in `add_tokens`.
-        unsafe { puts.add(to, from, into, self.areas.header) };
+        unsafe { puts.adding().add(to, from, into, self.areas.header) };
     }
 }
 

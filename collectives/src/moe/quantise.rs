@@ -2,7 +2,7 @@
 
 use super::FP8_BLOCK;
 use super::row::widened;
-use crate::kernel::{F8E4M3, Version, bf16, magnitude_to_f8e4m3, versioned};
+use crate::kernel::{F8E4M3, bf16, magnitude_to_f8e4m3, versioned};
 
 /// The least magnitude by which a block is scaled, as in DeepEP: a block of zeros has a scale.
 const LEAST_AMAX: f32 = 1e-4;
@@ -135,6 +135,7 @@ mod tests {
     use super::super::Payload;
     use super::super::row::{dequantise, write_row};
     use super::*;
+    use crate::kernel::Version;
     use crate::kernel::tests::Random;
 
     /// Quantises blocks by all versions. All have to give the definition's bits.
