@@ -95,10 +95,10 @@ impl RepeatedPut<'_> {
     pub fn put(&mut self) -> Result<(), CollectiveError> {
         self.number += 1;
         let own = self.comm.rank();
-        let puts = Puts::new(&self.window, (own, &self.source), self.number, (0, 0));
+        let mut puts = Puts::new(&self.window, (own, &self.source), self.number, (0, 0));
         for (to, (from, into)) in self.parts.iter().enumerate() {
             // SAFETY: nothing writes the source; no one reads the window, but by whole words.
-            unsafe { puts.adding().add(Rank(to as u32), from.start, *into, from.len()) };
+            unsafe { puts.add(Rank(to as u32), from.start, *into, from.len()) };
         }
         self.comm.put(puts, self.comm.options().deadline)?.wait()?;
         Ok(())

@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::call::Request;
 use super::data::{KeepAlive, Owned};
 use super::drive::Shared;
-use super::state::State;
 use super::{CollectiveError, Communicator};
 use crate::algorithm::Algorithm;
 use crate::executor::{EngineError, Operation, Puts, Ticket, Tuning, Window};
@@ -47,29 +46,17 @@ impl Communicator {
         Ok(self.shared.with(|state| state.engine.allocate(bytes.max(1)))?)
     }
 
-    /// Begins a put exchange to which nothing is added: all ranks do, with the same number and
-    /// credit needed.
+    /// Begins a put exchange: all ranks do, with the same number and credit needed.
     pub(crate) fn put(&self, puts: Puts, deadline: Duration) -> Result<PutRequest<'_>, CollectiveError> {
-        puts.complete();
-        self.begin_put(Arc::new(puts), deadline)
-    }
-
-    /// The same for one that is completed later: until then it delays the operations behind it.
-    pub(crate) fn begin_put(&self, puts: Arc<Puts>, deadline: Duration) -> Result<PutRequest<'_>, CollectiveError> {
         let ticket = self.shared.put(puts, deadline)?;
         self.shared.wake();
         Ok(Request::of(self, ticket, Nothing))
-    }
-
-    /// Posts what was added to a put exchange in flight, as far as it can be now.
-    pub(crate) fn drive_put(&self) {
-        self.shared.drive_until_blocked(&mut self.shared.lock().state);
     }
 }
 
 impl Shared {
     /// Submits a put exchange, and drives it until it would block.
-    fn put(&self, puts: Arc<Puts>, deadline: Duration) -> Result<Ticket, CollectiveError> {
+    fn put(&self, puts: Puts, deadline: Duration) -> Result<Ticket, CollectiveError> {
         const COLLECTIVE: Collective = Collective::AllToAll;
         let mut lock = self.lock();
         let state = &mut *lock.state;
@@ -95,18 +82,14 @@ impl Shared {
         };
         // SAFETY: the blocks are of the window, which the operation keeps, and which nothing else
         // uses.
-        let ticket = match unsafe { state.engine.submit_puts(operation, puts) } {
+        let ticket = match unsafe { state.engine.submit_puts(operation, Arc::new(puts)) } {
             Ok(ticket) => ticket,
             Err(EngineError::Failed(_)) => return Err(self.record_failure(state)),
             Err(error) => return Err(error.into()),
         };
         self.monitor.begin(ticket.number(), COLLECTIVE);
-        self.drive_until_blocked(state);
-        Ok(ticket)
-    }
-
-    fn drive_until_blocked(&self, state: &mut State) {
         let mut idle = 0;
-        while state.failed.is_none() && self.poll_once(state, &mut idle) {}
+        while self.poll_once(state, &mut idle) && state.failed.is_none() {}
+        Ok(ticket)
     }
 }

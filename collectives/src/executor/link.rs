@@ -113,6 +113,8 @@ pub(super) struct Link {
     used: u64,
     granted: u64,
     filled: u64,
+    /// WRITEs posted of the put in progress.
+    put: usize,
     rings: [Ring; 4],
     control_writes: Vec<ControlWrite>,
 }
@@ -132,6 +134,7 @@ impl Link {
             used: 0,
             granted: 0,
             filled: 0,
+            put: 0,
             rings: [Ring::default(); 4],
             control_writes: Vec::with_capacity(MAX_CONTROL_WRITES),
         }
@@ -499,12 +502,12 @@ impl Link {
         (0..polls).any(|_| self.word(last) & mask == expected)
     }
 
-    /// Posts what fits of a put, behind the control writes. Returns whether it is complete, and all
-    /// of it was posted.
+    /// Posts what fits of a put, behind the control writes. Returns whether all of it was posted.
     pub(super) fn put(&mut self, puts: &Puts) -> Result<bool, Failed> {
         self.flush_control_writes()?;
         let peer = self.peer;
-        if self.has_queue_slots(1)
+        if self.put == 0
+            && self.has_queue_slots(1)
             && let Some((credit, line)) = puts.credit(peer)
         {
             let posted = self.qp.post(|batch| {
@@ -515,33 +518,31 @@ impl Link {
         if !puts.may_write(peer) {
             return Ok(false);
         }
-        let mut added = puts.adding();
         loop {
-            let unposted = added.unposted(peer);
+            let (first, pieces) = (self.put, puts.len(peer));
             let fitting = PUT_BATCH.min(self.qp.free_send_slots() as usize);
-            let last = added.is_complete() && unposted.len() < fitting;
-            let batch = unposted.start..unposted.end.min(unposted.start + fitting);
-            if fitting < 2 || (batch.is_empty() && !last) {
+            let last = pieces - first < fitting;
+            if fitting < 2 {
                 return Ok(false);
             }
-            let notification = last.then(|| puts.notification(peer));
-            let posted = self.qp.post(|requests| {
-                for index in batch.clone() {
-                    if let Some((source, target)) = added.write(peer, index) {
-                        requests
-                            .write(source, target)
-                            .signaled_if(!last && index + 1 == batch.end);
+            let until = if last { pieces } else { first + fitting };
+            let (number, line) = puts.notification(peer);
+            let posted = self.qp.post(|batch| {
+                for index in first..until {
+                    if let Some((source, target)) = puts.write(peer, index) {
+                        batch.write(source, target).signaled_if(!last && index + 1 == until);
                     }
                 }
-                if let Some((number, line)) = &notification {
-                    requests.write_inline(number, *line).signaled();
+                if last {
+                    batch.write_inline(&number, line).signaled();
                 }
             });
             posted.map_err(|error| self.refused(&error))?;
-            added.set_posted(peer, batch.end);
             if last {
+                self.put = 0;
                 return Ok(true);
             }
+            self.put = until;
         }
     }
 }

@@ -14,7 +14,7 @@
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use doorbell_verbs::{BufferAlias, Remote, WriteAccess};
 
@@ -124,22 +124,7 @@ struct Piece {
 /// Longer pieces are posted as several WRITEs.
 const MAX_PIECE: usize = 64 << 20;
 
-/// The WRITEs of a put for one rank, and how many of them were posted.
-#[derive(Clone, Default)]
-struct Pieces {
-    all: Vec<Piece>,
-    posted: usize,
-}
-
-/// What was added to a put.
-struct Added {
-    by_peer: Box<[Pieces]>,
-    complete: bool,
-}
-
-/// One rank's part of a put exchange: what it writes into the windows of the others. It may be in
-/// progress while its WRITEs are added, so that they are posted while their bytes are in a near
-/// cache, and a device has work; it ends when it is complete.
+/// One rank's part of a put exchange: what it writes into the windows of the others.
 pub(crate) struct Puts {
     window: Arc<Window>,
     rank: Rank,
@@ -151,7 +136,8 @@ pub(crate) struct Puts {
     needs: u64,
     /// The credit that is given to the peers.
     gives: u64,
-    added: Mutex<Added>,
+    pieces: Vec<Piece>,
+    by_peer: Vec<Range<usize>>,
 }
 
 impl Puts {
@@ -169,30 +155,82 @@ impl Puts {
             number,
             needs,
             gives,
-            added: Mutex::new(Added {
-                by_peer: vec![Pieces::default(); window.ranks].into(),
-                complete: false,
-            }),
+            pieces: Vec::new(),
+            by_peer: vec![0..0; window.ranks],
             window: Arc::clone(window),
         }
     }
 
-    /// To add to it. What drives the exchange waits meanwhile.
-    pub(crate) fn adding(&self) -> Adding<'_> {
-        Adding {
-            added: self.added.lock().unwrap_or_else(PoisonError::into_inner),
-            puts: self,
+    /// Adds bytes of the source for a rank's window; those for one rank one after another. For this
+    /// rank itself they are copied, at once.
+    ///
+    /// # Safety
+    /// For this rank itself: nothing writes these bytes of the source, or accesses those of the
+    /// window, while this copies. Source and window are different memory.
+    ///
+    /// # Panics
+    /// When they are beyond the source or the window.
+    pub(crate) unsafe fn add(&mut self, to: Rank, from: usize, into: usize, len: usize) {
+        assert!(
+            from.checked_add(len).is_some_and(|end| end <= self.source.len()),
+            "in the source"
+        );
+        assert!(
+            into.checked_add(len).is_some_and(|end| end <= self.window.len),
+            "in the window"
+        );
+        if to == self.rank {
+            // SAFETY: both are in their memory, as asserted; the rest is the caller's promise.
+            unsafe {
+                core::ptr::copy_nonoverlapping(self.source.start().add(from), self.window.start().add(into), len);
+            }
+            return;
         }
+        let end = self.pieces.len();
+        let range = &mut self.by_peer[to.index()];
+        if range.start == range.end {
+            *range = end..end;
+        }
+        assert_eq!(range.end, end, "the pieces for one rank one after another");
+        let last = self.pieces[range.clone()].last_mut();
+        let grown = last
+            .filter(|last| last.from + last.len == from && last.into + last.len == into && last.len + len <= MAX_PIECE);
+        if let Some(last) = grown {
+            last.len += len;
+            return;
+        }
+        for at in (0..len).step_by(MAX_PIECE) {
+            self.pieces.push(Piece {
+                from: from + at,
+                into: into + at,
+                len: MAX_PIECE.min(len - at),
+            });
+        }
+        range.end = self.pieces.len();
     }
 
-    /// Nothing more is added.
-    pub(crate) fn complete(&self) {
-        self.adding().added.complete = true;
+    /// As `add` for another rank, without its checks: a request that the rank has to refuse.
+    #[cfg(test)]
+    pub(crate) fn add_unchecked(&mut self, to: Rank, from: usize, into: usize, len: usize) {
+        self.by_peer[to.index()] = self.pieces.len()..self.pieces.len() + 1;
+        self.pieces.push(Piece { from, into, len });
     }
 
     /// Input and output of the plan.
     pub(crate) fn blocks(&self) -> (Data, Data) {
         (self.window.blocks(false), self.window.blocks(true))
+    }
+
+    /// The number of WRITEs for a rank, without the last one.
+    pub(super) fn len(&self, to: Rank) -> usize {
+        self.by_peer[to.index()].len()
+    }
+
+    /// The source and target of a WRITE.
+    pub(super) fn write(&self, to: Rank, index: usize) -> Option<(BufferAlias, Remote<WriteAccess>)> {
+        let piece = self.pieces[self.by_peer[to.index()].clone()].get(index)?;
+        let source = self.source.alias(0, piece.from, piece.len)?;
+        Some((source, self.window.remote(to, piece.into, piece.len)))
     }
 
     /// The last WRITE to a rank: the number and the credit, and where they go.
@@ -223,85 +261,6 @@ impl Puts {
     /// Whether a rank's put of this exchange has arrived.
     pub(super) fn has_arrived(&self, from: Rank) -> bool {
         self.window.word(self.window.line(from)) >= self.number
-    }
-}
-
-/// The WRITEs of a put, to which more may be added.
-pub(crate) struct Adding<'p> {
-    puts: &'p Puts,
-    added: MutexGuard<'p, Added>,
-}
-
-impl Adding<'_> {
-    /// Adds bytes of the source for a rank's window. For this rank itself they are copied, at once.
-    ///
-    /// # Safety
-    /// For this rank itself: nothing writes these bytes of the source, or accesses those of the
-    /// window, while this copies. Source and window are different memory.
-    ///
-    /// # Panics
-    /// When they are beyond the source or the window.
-    pub(crate) unsafe fn add(&mut self, to: Rank, from: usize, into: usize, len: usize) {
-        let puts = self.puts;
-        assert!(
-            from.checked_add(len).is_some_and(|end| end <= puts.source.len()),
-            "in the source"
-        );
-        assert!(
-            into.checked_add(len).is_some_and(|end| end <= puts.window.len),
-            "in the window"
-        );
-        if to == puts.rank {
-            // SAFETY: both are in their memory, as asserted; the rest is the caller's promise.
-            unsafe {
-                core::ptr::copy_nonoverlapping(puts.source.start().add(from), puts.window.start().add(into), len);
-            }
-            return;
-        }
-        let Pieces { all, posted } = &mut self.added.by_peer[to.index()];
-        let continued = |last: &&mut Piece| {
-            last.from + last.len == from && last.into + last.len == into && last.len + len <= MAX_PIECE
-        };
-        if let Some(last) = all[*posted..].last_mut().filter(continued) {
-            last.len += len;
-            return;
-        }
-        for at in (0..len).step_by(MAX_PIECE) {
-            all.push(Piece {
-                from: from + at,
-                into: into + at,
-                len: MAX_PIECE.min(len - at),
-            });
-        }
-    }
-
-    /// As `add` for another rank, without its checks: a request that the rank has to refuse.
-    #[cfg(test)]
-    pub(crate) fn add_unchecked(&mut self, to: Rank, from: usize, into: usize, len: usize) {
-        self.added.by_peer[to.index()].all = vec![Piece { from, into, len }];
-    }
-
-    /// The WRITEs for a rank that are to be posted, without the last one.
-    pub(super) fn unposted(&self, to: Rank) -> Range<usize> {
-        let pieces = &self.added.by_peer[to.index()];
-        pieces.posted..pieces.all.len()
-    }
-
-    /// Those before `until` were posted.
-    pub(super) fn set_posted(&mut self, to: Rank, until: usize) {
-        self.added.by_peer[to.index()].posted = until;
-    }
-
-    /// Whether nothing more is added.
-    pub(super) fn is_complete(&self) -> bool {
-        self.added.complete
-    }
-
-    /// The source and target of a WRITE.
-    pub(super) fn write(&self, to: Rank, index: usize) -> Option<(BufferAlias, Remote<WriteAccess>)> {
-        let piece = self.added.by_peer[to.index()].all.get(index)?;
-        let source = self.puts.source.alias(0, piece.from, piece.len)?;
-        Some((source, self.puts.window.remote(to, piece.into, piece.len)))
     }
 }
 

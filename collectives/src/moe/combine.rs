@@ -26,8 +26,7 @@ impl<'e> Combining<'e> {
         let dispatch = received.held.dispatch;
         let (outputs, window) = (of.in_expert_outputs(dispatch), of.in_window(dispatch));
         let row = of.areas.output;
-        let puts = of.begin_combine();
-        let mut adding = puts.adding();
+        let mut puts = of.begin_combine();
         let own = of.comm.rank();
         for (source, &base) in received.bases.iter().enumerate() {
             if source == own.index() {
@@ -40,11 +39,10 @@ impl<'e> Combining<'e> {
                 // SAFETY: the outputs were written through `received`, which this has taken. The
                 // window's part for outputs of this dispatch is read when they have arrived, by the
                 // value that is made below.
-                unsafe { adding.add(Rank(source as u32), outputs + rows.start * row, into, rows.len() * row) };
+                unsafe { puts.add(Rank(source as u32), outputs + rows.start * row, into, rows.len() * row) };
                 position += rows.len();
             }
         }
-        drop(adding);
         let experts = 0..of.options.shape.local_experts();
         let own_rows = experts.flat_map(|expert| received.rows().range(expert, own));
         Ok(Self {

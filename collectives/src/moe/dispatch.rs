@@ -2,7 +2,6 @@
 
 use core::fmt;
 use core::ops::Range;
-use std::sync::Arc;
 
 use super::combine::Combining;
 use super::parallel::{ExpertParallel, Held};
@@ -12,9 +11,6 @@ use crate::communicator::PutRequest;
 use crate::executor::Puts;
 use crate::kernel::bf16;
 use crate::types::Rank;
-
-/// Bytes of rows that are posted before the next are written: half of a first-level cache.
-const AT_A_TIME: usize = 16 << 10;
 
 impl ExpertParallel<'_> {
     /// Sends each token to its experts, and receives those for the local experts: `tokens` are
@@ -49,24 +45,21 @@ impl ExpertParallel<'_> {
             Mode::LowLatency => None,
             Mode::HighThroughput => Some(Counts::exchange(self, routing)?),
         };
-        let (held, puts) = self.begin_dispatch();
-        let puts = Arc::new(puts);
-        let request = self.comm.begin_put(Arc::clone(&puts), self.deadline())?;
-        let ranks = || (0..self.options.shape.ranks()).map(Rank);
-        let first_rows = ranks().flat_map(|rank| match &counts {
-            None => self.first_slots(routing.pairs_for(rank)),
-            Some(counts) => counts.first_rows(rank, self.comm.rank()),
-        });
-        self.add_tokens(&puts, held.dispatch, (tokens, routing), first_rows);
-        if self.options.mode == Mode::LowLatency {
-            for rank in ranks().filter(|rank| *rank != self.comm.rank()) {
-                self.add_header(&puts, held.dispatch, routing, rank);
+        let (held, mut puts) = self.begin_dispatch();
+        self.stage(held.dispatch, tokens);
+        for rank in (0..self.options.shape.ranks()).map(Rank) {
+            let base = routing.base_for(rank);
+            let first_rows = match &counts {
+                None => self.first_slots(routing.pairs_for(rank)),
+                Some(counts) => counts.first_rows(rank, self.comm.rank()),
+            };
+            self.add_rows(&mut puts, held.dispatch, routing, (rank, base, &first_rows));
+            if self.options.mode == Mode::LowLatency && rank != self.comm.rank() {
+                self.add_header(&mut puts, held.dispatch, routing, (rank, base));
             }
         }
-        puts.complete();
-        self.comm.drive_put();
         Ok(Dispatching {
-            request,
+            request: self.comm.put(puts, self.deadline())?,
             held,
             routing: routing.clone(),
             counts,
@@ -84,63 +77,53 @@ impl ExpertParallel<'_> {
         pairs.iter().scan(area, next).collect()
     }
 
-    /// Copies each token as a row to the staging memory, and adds it for each of its experts, in
-    /// whose rows this rank's begin at one of `first_rows`. By token, as a row that was just written
-    /// is copied faster.
-    fn add_tokens(
+    /// Adds the rows for a rank, whose pairs begin at `base` of the send order.
+    fn add_rows(
         &self,
-        puts: &Puts,
+        puts: &mut Puts,
         dispatch: u64,
-        (tokens, routing): (&[bf16], &Routing),
-        first_rows: impl Iterator<Item = usize>,
+        routing: &Routing,
+        (to, base, first_rows): (Rank, u32, &[usize]),
     ) {
         let (staging, window) = (self.in_staging(dispatch), self.in_window(dispatch));
-        let (hidden, bytes) = (self.options.shape.hidden() as usize, self.areas.row);
-        let mut before = 0;
-        // By expert, from a position of the send order to the row there.
-        let shifts: Vec<usize> = first_rows
-            .zip(routing.pairs_per_expert())
-            .map(|(first, &pairs)| {
-                before += pairs as usize;
-                first.wrapping_sub(before - pairs as usize)
-            })
-            .collect();
-        let at_a_time = (AT_A_TIME / bytes).max(1);
-        for (chunk, tokens) in tokens.chunks(at_a_time * hidden).enumerate() {
-            let mut adding = puts.adding();
-            for (index, token) in (chunk * at_a_time..).zip(tokens.chunks_exact(hidden)) {
-                let from = staging + index * bytes;
-                // SAFETY: the staging memory has a row for each token of the maximum; the dispatch
-                // that used this part before has completed, as it was received or its area would
-                // not be free.
-                let row = unsafe { core::slice::from_raw_parts_mut(self.staging.start().add(from), bytes) };
-                write_row(self.options.payload, token, row);
-                for choice in routing.choices(index) {
-                    let to = self.options.shape.rank_of(choice.expert);
-                    let into = shifts[choice.expert as usize].wrapping_add(choice.position as usize);
-                    // SAFETY: the row is written. The window's part for this dispatch is read when
-                    // it has arrived, by the value that is returned for it.
-                    unsafe { adding.add(to, from, window + into * bytes, bytes) };
-                }
+        let bytes = self.areas.row;
+        let mut order = routing.order()[base as usize..].iter();
+        for (&count, &first) in routing.pairs_for(to).iter().zip(first_rows) {
+            for (row, &pair) in (first..).zip(order.by_ref().take(count as usize)) {
+                let token = routing.token_of(pair);
+                // SAFETY: `stage` has written the row. The window's part for this dispatch is read
+                // when it has arrived, by the value that is returned for it.
+                unsafe { puts.add(to, staging + token * bytes, window + row * bytes, bytes) };
             }
-            drop(adding);
-            self.comm.drive_put();
         }
     }
 
-    /// Adds the header for a rank: the counts by expert, and the position of its first pair.
-    fn add_header(&self, puts: &Puts, dispatch: u64, routing: &Routing, to: Rank) {
+    /// Adds the header for a rank: the counts by expert, and `base`.
+    fn add_header(&self, puts: &mut Puts, dispatch: u64, routing: &Routing, (to, base): (Rank, u32)) {
         let from = self.in_staging(dispatch) + self.areas.staged_headers + to.index() * self.areas.header;
-        let words = routing.pairs_for(to).iter().copied().chain([routing.base_for(to)]);
-        for (index, word) in words.enumerate() {
-            // SAFETY: as of the rows in `add_tokens`; a header has a word for each local expert and
-            // one more, and is aligned to 64 bytes.
-            unsafe { self.staging.start().add(from).cast::<u32>().add(index).write(word) };
+        for (index, word) in routing.pairs_for(to).iter().chain([&base]).enumerate() {
+            // SAFETY: as of `stage`; a header has a word for each local expert and one more, and is
+            // aligned to 64 bytes.
+            unsafe { self.staging.start().add(from).cast::<u32>().add(index).write(*word) };
         }
         let own = self.comm.rank().index();
         let into = self.in_window(dispatch) + self.areas.headers + own * self.areas.header;
-        // SAFETY: the header is written, and the window's part for it is as in `add_tokens`.
-        unsafe { puts.adding().add(to, from, into, self.areas.header) };
+        // SAFETY: the header is written, and the window's part for it is as in `add_rows`.
+        unsafe { puts.add(to, from, into, self.areas.header) };
+    }
+
+    /// Copies the tokens as rows to the staging memory of a dispatch.
+    fn stage(&self, dispatch: u64, tokens: &[bf16]) {
+        let hidden = self.options.shape.hidden() as usize;
+        let mut at = self.in_staging(dispatch);
+        for token in tokens.chunks_exact(hidden) {
+            // SAFETY: the staging memory has a row for each token of the maximum; the dispatch that
+            // used this part before has completed, as it was received or its area would not be
+            // free.
+            let row = unsafe { core::slice::from_raw_parts_mut(self.staging.start().add(at), self.areas.row) };
+            write_row(self.options.payload, token, row);
+            at += self.areas.row;
+        }
     }
 }
 

@@ -63,7 +63,7 @@ fn send(comm: &Communicator, lie: Lie, add: impl Fn(&mut Puts, Rank, &Areas)) {
 fn add_header(puts: &mut Puts, to: Rank, areas: &Areas) {
     let at = areas.window + areas.headers + HOSTILE.index() * areas.header;
     // SAFETY: nothing is written to this rank itself.
-    unsafe { puts.adding().add(to, 0, at, areas.header) };
+    unsafe { puts.add(to, 0, at, areas.header) };
 }
 
 fn dispatch<'e>(of: &'e ExpertParallel<'_>) -> Result<Received<'e>, MoeError> {
@@ -153,7 +153,7 @@ fn headers_and_lines_of_no_dispatch_end_it_with_the_name_of_their_rank() {
 fn a_slot_beyond_the_window_is_refused_by_its_device() {
     let beyond = |puts: &mut Puts, to: Rank, areas: &Areas| {
         let memory = Window::memory_bytes(2 * areas.window, 3).unwrap();
-        puts.adding().add_unchecked(to, 0, memory, areas.header);
+        puts.add_unchecked(to, 0, memory, areas.header);
     };
     for error in errors(|comm| send(comm, HONEST, beyond)) {
         let MoeError::Collective(error) = error else {

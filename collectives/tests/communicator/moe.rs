@@ -246,23 +246,6 @@ fn more_rows_than_a_send_queue_has_slots_arrive() {
     }
 }
 
-/// Rows that continue those before them, some of which were posted already.
-#[test]
-fn rows_behind_one_another_arrive_though_they_are_posted_in_parts() {
-    for mode in [Mode::LowLatency, Mode::HighThroughput] {
-        let layer = Layer {
-            options: MoeOptions {
-                shape: Shape::new(2, 2, 1, 3072, 9).unwrap(),
-                ..options(2, mode, 9)
-            },
-            skew: Skew::OneExpert,
-            tokens: vec![9, 9],
-            seed: 3,
-        };
-        layer.check();
-    }
-}
-
 #[test]
 fn results_that_are_dropped_free_their_areas_on_all_ranks() {
     for mode in [Mode::LowLatency, Mode::HighThroughput] {
