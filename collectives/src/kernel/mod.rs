@@ -27,11 +27,13 @@ mod fused;
 pub mod lines;
 mod operator;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod versions;
 
+pub(crate) use convert::magnitude_to_f8e4m3;
 pub use element::{Accumulator, Element};
 pub use float8::{F8E4M3, F8E5M2};
 pub use function::Function;
 pub use half::{bf16, f16};
 pub use operator::{Op, Scalar, TypeMismatch, UserOperator};
+pub(crate) use versions::{Version, versioned};

@@ -10,7 +10,7 @@ use crate::plan::BlockForm;
 use crate::types::{DataType, ReduceOp};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Version {
+pub(crate) enum Version {
     Baseline,
     /// AVX2 and F16C.
     #[cfg(target_arch = "x86_64")]
@@ -22,7 +22,7 @@ pub(super) enum Version {
 
 impl Version {
     /// Those that this machine supports, the best last.
-    pub(super) fn available() -> impl DoubleEndedIterator<Item = Self> {
+    pub(crate) fn available() -> impl DoubleEndedIterator<Item = Self> {
         #[cfg(target_arch = "x86_64")]
         let all = {
             let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
@@ -42,10 +42,46 @@ impl Version {
         all.into_iter().flatten()
     }
 
-    pub(super) fn best() -> Self {
+    pub(crate) fn best() -> Self {
         Self::available().next_back().unwrap_or(Self::Baseline)
     }
+
+    pub(crate) fn is_available(self) -> bool {
+        Self::available().any(|version| version == self)
+    }
 }
+
+/// Defines a function that calls an `#[inline(always)]` one, compiled for the version that is its
+/// first argument, and panics where the processor lacks it. The results have the same bits, as no
+/// multiplication is fused with an addition.
+macro_rules! versioned {
+    ($(#[$meta:meta])* $visibility:vis fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? = $function:ident) => {
+        $(#[$meta])*
+        $visibility fn $name(version: $crate::kernel::Version, $($argument: $type),*) $(-> $result)? {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,f16c")]
+            fn avx2($($argument: $type),*) $(-> $result)? {
+                $function($($argument),*)
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+            fn avx512($($argument: $type),*) $(-> $result)? {
+                $function($($argument),*)
+            }
+            assert!(version.is_available(), "{version:?} on this processor");
+            match version {
+                $crate::kernel::Version::Baseline => $function($($argument),*),
+                // SAFETY: the processor has these instructions, as asserted.
+                #[cfg(target_arch = "x86_64")]
+                $crate::kernel::Version::Avx2 => unsafe { avx2($($argument),*) },
+                // SAFETY: the same.
+                #[cfg(target_arch = "x86_64")]
+                $crate::kernel::Version::Avx512 => unsafe { avx512($($argument),*) },
+            }
+        }
+    };
+}
+pub(crate) use versioned;
 
 /// `into[i] = finish(a[i] op b[i])` of the accumulator type: a, b, into, elements, ranks.
 ///

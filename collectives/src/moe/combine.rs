@@ -7,7 +7,7 @@ use super::parallel::Held;
 use super::row::{Outputs, add_up};
 use super::{MoeError, Routing};
 use crate::communicator::PutRequest;
-use crate::kernel::bf16;
+use crate::kernel::{Version, bf16};
 use crate::types::Rank;
 
 /// A combine in flight. Dropping it gives up what is received; the outputs are sent nevertheless.
@@ -102,7 +102,7 @@ impl<'e> Combining<'e> {
             own_rows: &own_rows,
             own_base: routing.base_for(of.comm.rank()),
         };
-        add_up(&routing, outputs, combined);
+        add_up(Version::best(), &routing, outputs, combined);
         Ok(())
     }
 }

@@ -66,6 +66,7 @@ mod dispatch;
 mod error;
 mod layout;
 mod parallel;
+mod quantise;
 pub mod reference;
 mod routing;
 mod row;
@@ -77,8 +78,9 @@ pub use dispatch::{Dispatching, Received};
 pub use error::MoeError;
 pub use layout::{ReceivedRows, SlotLayout};
 pub use parallel::{ExpertParallel, MoeOptions};
+pub use quantise::quantise;
 pub use routing::{Choice, NO_EXPERT, Routing, RoutingError};
-pub use row::{dequantise, quantise};
+pub use row::dequantise;
 
 /// Elements that share a scale in [`Payload::Fp8`].
 pub const FP8_BLOCK: usize = 128;

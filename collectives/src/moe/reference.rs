@@ -1,6 +1,7 @@
 //! Dispatch and combine written plainly, for all ranks in one process: what they compute.
 
-pub use super::row::{dequantise, quantise, write_row};
+pub use super::quantise::quantise;
+pub use super::row::{dequantise, write_row};
 
 use super::row::to_bf16;
 use super::{Payload, Routing, Shape};

@@ -1,62 +1,8 @@
 //! Rows: tokens as dispatch carries them, and the sums of combine.
 
+use super::quantise::quantise_blocks;
 use super::{FP8_BLOCK, Payload, Routing};
-use crate::kernel::{F8E4M3, bf16};
-
-/// Calls a function compiled for AVX2 where the processor has it, else for the build's target. The
-/// results have the same bits: no multiplication is fused with an addition.
-macro_rules! versioned {
-    ($function:ident($($argument:ident: $type:ty),*) -> $result:ty) => {{
-        #[cfg(target_arch = "x86_64")]
-        {
-            #[target_feature(enable = "avx2")]
-            fn avx2($($argument: $type),*) -> $result {
-                $function($($argument),*)
-            }
-            if is_x86_feature_detected!("avx2") {
-                // SAFETY: the processor has AVX2.
-                return unsafe { avx2($($argument),*) };
-            }
-        }
-        $function($($argument),*)
-    }};
-}
-
-/// The least magnitude by which a block is scaled, as in DeepEP: a block of zeros has a scale.
-const LEAST_AMAX: f32 = 1e-4;
-/// The largest number of E4M3.
-const FP8_MAX: f32 = 448.0;
-
-/// Quantises a block: its scale, and by element the nearest number of E4M3 to `x * (448 / amax)`,
-/// where amax is the largest magnitude, and at least 1e-4. The scale is `amax * (1 / 448)`, so that
-/// `element * scale` is about x. All operations are of `f32`; E4M3 saturates.
-///
-/// NaN does not count in amax and remains NaN. In a block with an infinity, finite elements become
-/// 0 and the infinity NaN, with an infinite scale.
-///
-/// # Panics
-/// When the lengths differ.
-pub fn quantise(block: &[bf16], into: &mut [u8]) -> f32 {
-    assert_eq!(block.len(), into.len(), "an E4M3 for each element");
-    versioned!(quantise_block(block: &[bf16], into: &mut [u8]) -> f32)
-}
-
-#[inline(always)]
-fn quantise_block(block: &[bf16], into: &mut [u8]) -> f32 {
-    // Magnitudes are in the order of their bits; those above infinity's are NaNs.
-    let magnitude = |element: &bf16| element.to_bits() & 0x7fff;
-    let counted = |bits: u16| if bits > bf16::INFINITY.to_bits() { 0 } else { bits };
-    let largest = block
-        .iter()
-        .map(magnitude)
-        .fold(0, |largest, bits| largest.max(counted(bits)));
-    let amax = LEAST_AMAX.max(widened(bf16::from_bits(largest)));
-    let scale = FP8_MAX / amax;
-    for (into, element) in into.iter_mut().zip(block) {
-        *into = F8E4M3::from_f32(widened(*element) * scale).to_bits();
-    }
-    amax * (1.0 / FP8_MAX)
-}
+use crate::kernel::{F8E4M3, Version, bf16, versioned};
 
 /// The elements of a row of this payload as `f32`: of FP8, the products with their scales.
 ///
@@ -92,11 +38,13 @@ pub fn write_row(payload: Payload, token: &[bf16], into: &mut [u8]) {
         Payload::Bf16 => into.copy_from_slice(bytes_of(token)),
         Payload::Fp8 => {
             let (elements, rest) = into.split_at_mut(token.len());
-            let blocks = token.chunks(FP8_BLOCK).zip(elements.chunks_mut(FP8_BLOCK));
             let (scales, padding) = rest.split_at_mut(token.len() / FP8_BLOCK * 4);
-            for ((block, elements), scale) in blocks.zip(scales.chunks_exact_mut(4)) {
-                scale.copy_from_slice(&quantise(block, elements).to_ne_bytes());
-            }
+            quantise_blocks(
+                Version::best(),
+                token.as_chunks().0,
+                elements.as_chunks_mut().0,
+                scales.as_chunks_mut().0,
+            );
             padding.fill(0);
         }
     }
@@ -109,7 +57,7 @@ fn bytes_of(elements: &[bf16]) -> &[u8] {
 
 /// As `bf16::to_f32`, without its branch for NaN: for loops that vectorise.
 #[inline(always)]
-fn widened(element: bf16) -> f32 {
+pub(super) fn widened(element: bf16) -> f32 {
     f32::from_bits(u32::from(element.to_bits()) << 16)
 }
 
@@ -151,9 +99,9 @@ impl<'o> Outputs<'o> {
     }
 }
 
-/// Adds up the weighted outputs of each token, in order of k.
-pub(super) fn add_up(routing: &Routing, outputs: Outputs<'_>, combined: &mut [bf16]) {
-    versioned!(add_up_tokens(routing: &Routing, outputs: Outputs<'_>, combined: &mut [bf16]) -> ())
+versioned! {
+    /// Adds up the weighted outputs of each token, in order of k.
+    pub(super) fn add_up(routing: &Routing, outputs: Outputs<'_>, combined: &mut [bf16]) = add_up_tokens
 }
 
 #[inline(always)]
@@ -192,44 +140,5 @@ fn add<const N: usize>(sums: &mut [f32], outputs: &[(f32, &[bf16]); N], first: u
             sum += *weight * widened(elements[index]);
         }
         sums[index] = sum;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Each block's largest magnitude becomes 448; the rest is within half a unit in the last place
-    /// of E4M3, which has 3 bits of fraction.
-    #[test]
-    fn a_block_keeps_its_largest_element_and_a_relative_error_of_a_sixteenth() {
-        let values: Vec<bf16> = (0..256)
-            .map(|index| bf16::from_f32((index as f32 - 100.0) * if index < 128 { 3.0 } else { 1e-3 }))
-            .collect();
-        let mut row = vec![0; Payload::Fp8.row_bytes(256)];
-        write_row(Payload::Fp8, &values, &mut row);
-        let back = dequantise(Payload::Fp8, 256, &row);
-        for (index, (value, back)) in values.iter().zip(&back).enumerate() {
-            let value = value.to_f32();
-            assert!((value - back).abs() <= value.abs() / 16.0, "{index}: {value} {back}");
-        }
-        assert_eq!(row[0], F8E4M3::from_f32(-448.0).to_bits());
-        assert_eq!(row[255], F8E4M3::from_f32(448.0).to_bits());
-    }
-
-    #[test]
-    fn zeros_nans_and_infinities_of_a_block_stay_in_it() {
-        let mut elements = [0; 4];
-        let number = bf16::from_f32;
-        assert_eq!(quantise(&[bf16::ZERO; 4], &mut elements), 1e-4 * (1.0 / 448.0));
-        assert_eq!(elements, [0; 4]);
-        let scale = quantise(&[bf16::NAN, number(2.0), number(-1.0), bf16::ZERO], &mut elements);
-        let read = elements.map(|element| F8E4M3::from_bits(element).to_f32() * scale);
-        assert!(read[0].is_nan() && read[1..] == [2.0, -1.0, 0.0], "{read:?}");
-        assert_eq!(
-            quantise(&[bf16::INFINITY, number(2.0)], &mut elements[..2]),
-            f32::INFINITY
-        );
-        assert!(F8E4M3::from_bits(elements[0]).to_f32().is_nan() && elements[1] == 0);
     }
 }

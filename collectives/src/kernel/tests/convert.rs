@@ -120,6 +120,22 @@ fn f32_is_rounded_to_the_nearest_of_8_bits_and_saturates() {
 }
 
 #[test]
+fn magnitudes_are_rounded_to_e4m3_as_all_numbers() {
+    let ties = (0..0x7e).flat_map(|code| {
+        let middle = (f8_value(code, 3, 7) + f8_value(code + 1, 3, 7)) as f32 / 2.0;
+        [-1, 0, 1].map(|ulp| f32::from_bits(middle.to_bits().wrapping_add_signed(ulp)))
+    });
+    let magnitudes = samples().map(f32::abs).filter(|magnitude| *magnitude < 464.0);
+    for magnitude in magnitudes.chain(ties).chain([464f32.next_down()]) {
+        assert_eq!(
+            convert::magnitude_to_f8e4m3(magnitude) as u8,
+            f8_code(DataType::F8E4M3, magnitude),
+            "{magnitude:e}"
+        );
+    }
+}
+
+#[test]
 fn every_f8_round_trips() {
     for bits in (0..=u8::MAX).filter(|bits| bits & 0x7f != 0x7f) {
         assert_eq!(F8E4M3::from_f32(F8E4M3::from_bits(bits).to_f32()).to_bits(), bits);
