@@ -78,8 +78,8 @@ impl ExchangeLayout {
         }
     }
 
-    /// Divides the thread blocks among queues by their bytes. Each has one; the next ones always go to
-    /// the queue that would end last, as many as let its blocks serve fewer channels each. The
+    /// Divides the thread blocks among queues by their bytes. Each has one; the next ones always go
+    /// to the queue that would end last, as many as let its blocks serve fewer channels each. The
     /// other end of a queue may have another number.
     fn divide(&self, queues: &mut [Queue]) {
         queues.iter_mut().for_each(|queue| queue.blocks = 1);
