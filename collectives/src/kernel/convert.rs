@@ -104,7 +104,8 @@ pub(super) fn f32_to_f8e4m3(value: f32) -> u8 {
 }
 
 /// As [`f32_to_f8e4m3`], for magnitudes that round to 448 at most: one sum rounds normal numbers
-/// and denormals alike, which takes half the instructions. Bits above the lower eight are undefined.
+/// and denormals alike, which takes half the instructions. Bits above the lower eight are
+/// undefined.
 #[inline(always)]
 pub(crate) fn magnitude_to_f8e4m3(magnitude: f32) -> u32 {
     const SHIFT: u32 = 20;
@@ -112,7 +113,7 @@ pub(crate) fn magnitude_to_f8e4m3(magnitude: f32) -> u32 {
     const BIAS: u32 = 0_u32.wrapping_sub(exponent(-6) >> SHIFT) & 0xff;
     // Where E4M3 is denormal, its last bit has the weight of the least exponent.
     let power = (magnitude.to_bits() & INFINITY).max(exponent(-6));
-    // The sum with this is rounded at the last bit of E4M3. The bias is even, so that ties go to even.
+    // The sum with this is rounded at the last bit of E4M3. The bias is even: ties go to even.
     let unit = power + (SHIFT << 23) + BIAS;
     let rounded = (magnitude + f32::from_bits(unit)).to_bits();
     rounded + (power >> SHIFT)
