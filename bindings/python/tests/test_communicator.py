@@ -80,9 +80,13 @@ def _repeated(comm):
     comm.all_reduce(values)
     if comm.rank == 1:
         comm.receive(array.array("i", [0]), 0)
-    else:
-        threading.Timer(0.2, comm.send, (array.array("i", [8]), 1)).start()
-    return comm.all_reduce(values)[0]
+        return comm.all_reduce(values)[0]
+    thread = threading.Timer(0.2, comm.send, (array.array("i", [8]), 1))
+    thread.start()
+    comm.all_reduce(values)
+    # No thread may use it when it is closed.
+    thread.join()
+    return values[0]
 
 
 JOIN = """
