@@ -136,7 +136,7 @@ fn a_served_file_arrives_whole_also_over_a_link_that_loses_packets() {
 }
 
 #[test]
-#[ignore = "in a network namespace"]
+#[ignore = "started by a_served_file_arrives_whole_also_over_a_link_that_loses_packets"]
 fn a_file_of_another_host() {
     /// Of no whole block, and no whole packet.
     const LEN: usize = (4 << 20) + 4321;
@@ -177,7 +177,7 @@ fn a_server_or_host_that_is_gone_is_one_line_of_the_reader() {
 }
 
 #[test]
-#[ignore = "in a network namespace"]
+#[ignore = "started by a_server_or_host_that_is_gone_is_one_line_of_the_reader"]
 fn an_end_of_another_host() {
     let Some(host) = Host::joined() else { return };
     let [served, own] = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
@@ -209,7 +209,7 @@ fn a_bounded_queue_drops_less_under_delay_control_with_no_less_goodput() {
 
 /// The queue is the kernel's (tbf with a limit), drops at its tail and marks nothing.
 #[test]
-#[ignore = "in a network namespace"]
+#[ignore = "started by a_bounded_queue_drops_less_under_delay_control_with_no_less_goodput"]
 fn by_turns_over_a_bounded_queue() {
     let Some(host) = Host::joined() else { return };
     // So that the queue takes packets, not GSO runs.

@@ -113,6 +113,16 @@ struct Queue {
 }
 
 impl Queue {
+    const NONE: Self = Self {
+        kind: QueueKind::Copy,
+        peer: Rank(0),
+        first: 0,
+        count: 0,
+        bytes: 0,
+        channels: 0,
+        blocks: 0,
+    };
+
     /// The channels that a block serves one after another.
     fn rounds(&self) -> u32 {
         self.channels.div_ceil(self.blocks)
@@ -256,7 +266,8 @@ impl ExchangeExecutor {
                 queues: [0; MAX_QUEUES],
                 messages: [[0; 2]; MAX_MESSAGES],
             },
-            queues: Vec::with_capacity(MAX_QUEUES),
+            queues: [Queue::NONE; MAX_QUEUES],
+            len: 0,
             messages: 0,
         };
         let too_many = || group.misuse(format!("a group has at most {MAX_MESSAGES} messages"));
@@ -280,7 +291,9 @@ impl ExchangeExecutor {
 
 struct Encoder {
     arguments: Arguments,
-    queues: Vec<Queue>,
+    /// The first `len` of them.
+    queues: [Queue; MAX_QUEUES],
+    len: usize,
     messages: usize,
 }
 
@@ -301,7 +314,7 @@ impl Encoder {
         };
         let channels = u64::from(channels).min(units) as u32;
         if count > 0 {
-            self.queues.push(Queue {
+            *self.queues.get_mut(self.len)? = Queue {
                 kind,
                 peer,
                 first,
@@ -309,7 +322,8 @@ impl Encoder {
                 bytes: sum,
                 channels,
                 blocks: channels,
-            });
+            };
+            self.len += 1;
         }
         Some(())
     }
@@ -317,9 +331,10 @@ impl Encoder {
     /// The parameter, and its thread blocks.
     fn end(mut self, layout: &ExchangeLayout) -> (Arguments, u32) {
         // Copies, the last queue, wait for nothing.
-        let waiting = self.queues.iter().filter(|queue| queue.kind != QueueKind::Copy).count();
-        layout.divide(&mut self.queues[..waiting]);
-        for (word, queue) in self.arguments.queues.iter_mut().zip(&self.queues) {
+        let queues = &mut self.queues[..self.len];
+        let waiting = queues.iter().filter(|queue| queue.kind != QueueKind::Copy).count();
+        layout.divide(&mut queues[..waiting]);
+        for (word, queue) in self.arguments.queues.iter_mut().zip(&*queues) {
             *word = queue.kind as u64
                 | u64::from(queue.peer.0) << 4
                 | u64::from(queue.blocks) << 16
@@ -327,7 +342,7 @@ impl Encoder {
                 | (queue.first as u64) << 32
                 | (queue.count as u64) << 48;
         }
-        let blocks = self.queues.iter().map(|queue| queue.blocks).sum();
+        let blocks = queues.iter().map(|queue| queue.blocks).sum();
         (self.arguments, blocks)
     }
 }

@@ -43,10 +43,11 @@ impl Server {
         line.trim_end().to_owned()
     }
 
-    /// Waits until it has worked for a while, as it does for clients alone.
+    /// Waits until it has worked for a while, as it does for clients alone: for longer than it
+    /// takes to accept one and to answer how long a file is.
     pub(crate) fn is_sending(&self) {
         let before = ticks_of(self.child.id());
-        while ticks_of(self.child.id()) < before + 5 {
+        while ticks_of(self.child.id()) < before + 20 {
             thread::sleep(Duration::from_millis(5));
         }
     }
