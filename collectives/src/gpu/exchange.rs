@@ -8,11 +8,13 @@
 use std::sync::atomic::Ordering;
 
 use doorbell_cuda::collective::CollectiveKernels;
-use doorbell_cuda::{Kernel, KernelFile, Launch, Span, Stream};
+use doorbell_cuda::{Kernel, KernelFile, Span, Stream};
 
 use super::error::GpuError;
 use super::group::Group;
 use super::peers::{Areas, MAX_PEERS, Peers};
+use super::program::ROUND;
+use super::sharing;
 use crate::executor::Direction;
 use crate::types::Rank;
 
@@ -22,9 +24,9 @@ const VERSION: u64 = 2;
 const MAX_MESSAGES: usize = 224;
 /// A queue per peer and direction, and one of this rank's messages to itself.
 const MAX_QUEUES: usize = 32;
-/// Maximum thread blocks of sends and receives, all of which must be resident; and of copies, which
-/// wait for nothing.
-const MAX_BLOCKS: u32 = 128;
+/// Maximum thread blocks of sends and receives, all of which must be resident, with those of a
+/// second communicator; and of copies, which wait for nothing.
+const MAX_BLOCKS: u32 = 64;
 const MAX_COPY_BLOCKS: u32 = 32;
 /// Channels by which one queue reaches the rate of NVLink.
 const FAST_CHANNELS: u32 = 16;
@@ -68,10 +70,11 @@ impl ExchangeLayout {
         let slots = (counts + of_all(COUNTS)).next_multiple_of(512);
         let room = (areas.exchange.end as u64).saturating_sub(slots);
         let slot = room / (u64::from(peers) * u64::from(channels) * SLOTS);
+        let granule = if slot < ROUND { 512 } else { ROUND };
         Self {
             channels,
             blocks,
-            slot_bytes: (slot.min(MAX_SLOT) / 512 * 512) as u32,
+            slot_bytes: (slot.min(MAX_SLOT) / granule * granule) as u32,
             flags,
             counts,
             slots,
@@ -191,6 +194,7 @@ pub(super) struct ExchangeExecutor {
     kernel: Option<Kernel>,
     layout: ExchangeLayout,
     threads: u32,
+    is_alone: bool,
     rank: Rank,
     arenas: Vec<u64>,
     control: u64,
@@ -199,18 +203,20 @@ pub(super) struct ExchangeExecutor {
 impl ExchangeExecutor {
     /// Loads its kernel. `arenas` are the device pointers of all ranks' arenas, `control` that of
     /// [`Peers::control`]. Launches have at most `blocks` thread blocks of `threads` threads.
+    /// `is_alone`: no other rank has this GPU.
     pub(super) fn new(
         kernels: &CollectiveKernels,
         peers: &Peers,
         arenas: Vec<u64>,
         control: u64,
-        (blocks, threads): (u32, u32),
+        (blocks, threads, is_alone): (u32, u32, bool),
     ) -> Result<Self, GpuError> {
         kernels.load(KernelFile::Exchange, |_| true)?;
         Ok(Self {
             kernel: kernels.kernel("exchange"),
             layout: ExchangeLayout::new(peers.areas(), arenas.len() as u32, blocks),
             threads,
+            is_alone,
             rank: peers.rank(),
             arenas,
             control,
@@ -227,7 +233,7 @@ impl ExchangeExecutor {
         if blocks == 0 {
             return Ok(());
         }
-        let launch = Launch::linear(blocks, self.threads);
+        let launch = sharing::launch(blocks, self.threads, self.is_alone);
         // SAFETY: the kernel's only parameter is this struct, in its version; the caller vouches
         // for the memory that it names.
         unsafe { self.kernel()?.launch(stream, launch, &[&arguments], uses)? };

@@ -2,12 +2,13 @@
 //! lowered plan. Of its peers a rank's kernels need only the arenas' addresses.
 
 use doorbell_cuda::collective::CollectiveKernels;
-use doorbell_cuda::{Kernel, KernelFile, Launch, Span, Stream};
+use doorbell_cuda::{Kernel, KernelFile, Span, Stream};
 
 use super::error::GpuError;
 use super::lower::{self, LowerError, Lowered, Options};
 use super::peers::Areas;
 use super::program::{ArenaLayout, Arguments, CountedLayouts, Function, LaunchShape, MAX_THREADS, Memory, SLOTS};
+use super::sharing;
 use crate::plan::{Schedule, Shape};
 use crate::types::{DataType, Rank, ReduceOp};
 
@@ -20,6 +21,7 @@ const FUNCTIONS: usize = 2 * (DataType::ALL.len() + 4);
 pub struct KernelExecutor {
     kernels: [Option<Kernel>; FUNCTIONS],
     arena_layout: ArenaLayout,
+    is_alone: bool,
     rank: Rank,
     arenas: Vec<u64>,
     stop: u64,
@@ -78,12 +80,12 @@ impl KernelExecutor {
     /// The kernels of `rank`, of which it loads those that are not loaded; those of the LL protocol
     /// only with `lines`. `arenas` are the device pointers of all ranks' arenas in their context,
     /// `areas` their layout; kernels abort once the word at `stop` is nonzero. Launches have at
-    /// most `blocks` thread blocks, the same on all ranks.
+    /// most `blocks` thread blocks, the same on all ranks. `is_alone`: no other rank has this GPU.
     pub fn new(
         kernels: &CollectiveKernels,
         rank: Rank,
         arenas: Vec<u64>,
-        (areas, blocks): (&Areas, u32),
+        (areas, blocks, is_alone): (&Areas, u32, bool),
         stop: u64,
         lines: bool,
     ) -> Result<Self, GpuError> {
@@ -99,6 +101,7 @@ impl KernelExecutor {
         Ok(Self {
             kernels: known,
             arena_layout: ArenaLayout::new(areas, arenas.len() as u32, blocks),
+            is_alone,
             rank,
             arenas,
             stop,
@@ -189,7 +192,7 @@ impl KernelExecutor {
         )
         .map_err(|error| misuse(error.to_string()))?;
         let kernel = self.kernel(function, cut.ll)?;
-        let launch = Launch::linear(cut.blocks, cut.threads);
+        let launch = sharing::launch(cut.blocks, cut.threads, self.is_alone);
         // SAFETY: the kernel's only parameter is this struct, in its version; the caller vouches
         // for its contents.
         unsafe { kernel.launch(stream, launch, &[&arguments], uses)? };

@@ -66,8 +66,14 @@ impl Kernels {
         let exchange_blocks = sharing.blocks(options.blocks.unwrap_or(MAX_BLOCKS));
         Ok(Self {
             small: SmallExecutor::new(kernels, rank, arenas.clone(), areas, stop)?,
-            exchange: ExchangeExecutor::new(kernels, &peers, arenas.clone(), stop, (exchange_blocks, threads))?,
-            executor: KernelExecutor::new(kernels, rank, arenas, (areas, blocks), stop, lines)?,
+            exchange: ExchangeExecutor::new(
+                kernels,
+                &peers,
+                arenas.clone(),
+                stop,
+                (exchange_blocks, threads, sharing.ranks == 1),
+            )?,
+            executor: KernelExecutor::new(kernels, rank, arenas, (areas, blocks, sharing.ranks == 1), stop, lines)?,
             peers,
             plans: Vec::new(),
         })

@@ -8,7 +8,7 @@ use crate::plan::{BlockForm, PlanMemory, Shape};
 use crate::types::{DataType, Rank, ReduceOp};
 
 /// The version of the encoding and of [`Arguments`]: the kernel's `PROGRAM_VERSION`.
-pub const VERSION: u64 = 2;
+pub const VERSION: u64 = 3;
 /// Maximum words of a program.
 pub const MAX_WORDS: usize = 400;
 /// Maximum threads per block.
@@ -21,6 +21,9 @@ pub const MAX_LL_BLOCKS: u32 = 32;
 const FLAGS: u64 = 64;
 /// The alignment of thread blocks' shares of data blocks, in bytes.
 const GRANULE: usize = 128;
+/// Bytes that the workers of a thread block of [`MAX_THREADS`] move at once: longer slices are
+/// multiples of it. A warp of each block signals (`Signals` in block.cuh).
+pub(super) const ROUND: u64 = (MAX_THREADS as u64 - 32) * 16 * 8;
 /// Signal flag: only in the last slice.
 const LAST: u64 = 1 << 4;
 /// Signal and body flags: one slice behind.
@@ -150,8 +153,8 @@ doorbell_cuda::kernel_arguments! {
         /// Bytes of a scratch block, and scratch blocks per thread block.
         scratch_bytes: u32,
         scratch_blocks: u32,
-        /// Shares of data blocks begin at multiples of this many elements.
-        granule: u32,
+        /// Shares of data blocks begin at multiples of 2 to this power elements.
+        granule_log2: u32,
         divisor: u32,
         /// An `Operator`, numbered as `ReduceOp`; and padding.
         function: u32,
@@ -260,8 +263,12 @@ impl Arguments {
         };
         let scratch = u64::from(cut.blocks) * u64::from(scratch_blocks);
         let room = arena_layout.scratch_len.checked_div(scratch).unwrap_or(u64::MAX);
-        let max_slice_bytes = u64::from(cut.slice.min(slot)).min(room / 512 * 512) / widest as u64;
-        let slice = max_slice_bytes / granule as u64 * granule as u64;
+        let max_slice_bytes = u64::from(cut.slice.min(slot)).min(room / 512 * 512);
+        let max_slice_bytes = match cut.ll {
+            false if max_slice_bytes > ROUND => max_slice_bytes / ROUND * ROUND,
+            _ => max_slice_bytes,
+        };
+        let slice = max_slice_bytes / widest as u64 / granule as u64 * granule as u64;
         let scratch_bytes = (slice * widest as u64).next_multiple_of(512);
         let strands = lowered.strands.len() as u32;
         if slice == 0 || cut.blocks > blocks || cut.blocks < strands {
@@ -315,7 +322,7 @@ impl Arguments {
             blocks: fifos.blocks,
             scratch_bytes: scratch_bytes as u32,
             scratch_blocks,
-            granule: granule as u32,
+            granule_log2: granule.ilog2(),
             divisor: ranks as u32,
             function: function.op.map_or(0, |op| op as u32),
             reserved: 0,

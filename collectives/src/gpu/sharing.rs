@@ -14,11 +14,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-use doorbell_cuda::{Attribute, Context, Device};
+use doorbell_cuda::{Attribute, Context, Device, Launch};
 use serde::{Deserialize, Serialize};
 
 use super::error::GpuError;
@@ -29,6 +30,11 @@ const BLOCK: u32 = 512;
 const CONCURRENT: u32 = 2;
 /// Multiprocessors without a waiting block, at least.
 const UNOCCUPIED: u32 = 4;
+/// Thread blocks of a cluster, and of launches in clusters. Fewer are for short operations. More
+/// might not all be resident beside those of another communicator, as a cluster needs
+/// multiprocessors of one GPC.
+const CLUSTER: u32 = 4;
+const CLUSTERED: RangeInclusive<u32> = 16..=32;
 /// Thread block sizes of sends and receives, of which each peer needs two blocks.
 const EXCHANGE_THREADS: [u32; 5] = [512, 256, 128, 64, 32];
 /// The variable with the number of ranks on each GPU.
@@ -196,6 +202,18 @@ impl Sharing {
         let Some(all) = self.blocks else { return most };
         let fits = |threads: &u32| exchange_queues(ranks) * threads <= all * BLOCK;
         EXCHANGE_THREADS.into_iter().find(fits).unwrap_or(least)
+    }
+}
+
+/// A launch of thread blocks that wait for those of other ranks.
+///
+/// In clusters the driver places blocks elsewhere: of the places it chooses for 32 single blocks,
+/// NVLink takes 0.85 of the bytes per second that it takes from clusters of four (docs/LOG.md).
+pub(super) fn launch(blocks: u32, threads: u32, is_alone: bool) -> Launch {
+    let clustered = is_alone && CLUSTERED.contains(&blocks) && blocks.is_multiple_of(CLUSTER);
+    Launch {
+        cluster: if clustered { CLUSTER } else { 1 },
+        ..Launch::linear(blocks, threads)
     }
 }
 

@@ -37,11 +37,22 @@ struct Collective {
     DOORBELL_INSIDE Collective(const Operation &op, Block &block)
         : op(op), block(block), strand(blockIdx.x % op.strands), share(blockIdx.x / op.strands), shares(gridDim.x / op.strands), slices(0) {}
 
+    // Those that execute the program. With lines there is nothing to signal.
+    DOORBELL_INSIDE static uint32_t threads() {
+        return LINES ? blockDim.x : workers();
+    }
+
+    // A thread's number, beginning with this warp: what different warps do takes no longer than one of it.
+    DOORBELL_INSIDE static uint32_t from_warp(uint32_t warp) {
+        const uint32_t first = 32 * warp, all = threads();
+        return first >= all ? threadIdx.x : threadIdx.x >= first ? threadIdx.x - first : threadIdx.x + all - first;
+    }
+
     // Start of the share of `elements`; `share + 1` gives its end.
     DOORBELL_INSIDE uint64_t begin(uint64_t elements, uint32_t share) const {
-        const uint32_t units = static_cast<uint32_t>((elements + op.granule - 1) / op.granule);
+        const uint32_t units = static_cast<uint32_t>((elements + (uint64_t(1) << op.granule_log2) - 1) >> op.granule_log2);
         const uint32_t each = units / shares, more = units % shares;
-        const uint64_t at = (uint64_t(share) * each + (share < more ? share : more)) * op.granule;
+        const uint64_t at = (uint64_t(share) * each + (share < more ? share : more)) << op.granule_log2;
         return at < elements ? at : elements;
     }
 
@@ -100,6 +111,11 @@ struct Collective {
         } else {
             store_release<uint32_t>(at, value);
         }
+    }
+
+    DOORBELL_INSIDE void tell_all(uint32_t at, uint32_t count, uint32_t turn, uint32_t first, uint32_t stride) {
+        #pragma unroll 1
+        for (uint32_t i = first; i < count; i += stride) tell(op.program[at + i], turn);
     }
 
     // Resolves an operand's address in a slice.
@@ -189,12 +205,12 @@ struct Collective {
     }
 
     DOORBELL_INSIDE void load_move(Words (&words)[UNROLL], uint32_t move, uint32_t at) const {
-        load(words, block.addresses[2 * move], at, blockDim.x, units(move));
+        load(words, block.addresses[2 * move], at, threads(), units(move));
     }
 
     DOORBELL_INSIDE void store_move(const Words (&words)[UNROLL], uint32_t move, uint32_t at) const {
         const uint64_t into = block.addresses[2 * move + 1];
-        const uint32_t end = units(move), stride = blockDim.x;
+        const uint32_t end = units(move), stride = threads();
         #pragma unroll
         for (int u = 0; u < UNROLL; u++) store_words<16>(into + uint64_t(at + u * stride) * 16, words[u], at + u * stride < end);
     }
@@ -204,7 +220,7 @@ struct Collective {
     template <class Op>
     DOORBELL_INSIDE void groups(const Body &body, uint32_t operands, uint32_t offset, uint32_t count, const Beside &beside) {
         const uint64_t *sources = &block.addresses[body.first], *targets = sources + body.sources;
-        const uint32_t stride = blockDim.x, thread = threadIdx.x;
+        const uint32_t stride = threads(), thread = threadIdx.x;
         const uint32_t end = count > beside.longest ? count : beside.longest;
         #pragma unroll 1
         for (uint32_t first = 0; first < end; first += UNROLL * stride) {
@@ -264,7 +280,7 @@ struct Collective {
     DOORBELL_INSIDE void quads(const Body &body, uint32_t operands, uint32_t count) {
         constexpr int BYTES = 4 * sizeof(Raw) < 16 ? 4 * sizeof(Raw) : 16;
         const uint64_t *sources = &block.addresses[body.first], *targets = sources + body.sources;
-        const uint32_t stride = blockDim.x, thread = threadIdx.x;
+        const uint32_t stride = threads(), thread = threadIdx.x;
         #pragma unroll 1
         for (uint32_t first = 0; first < count; first += QUADS * stride) {
             const uint32_t at = first + thread;
@@ -342,7 +358,7 @@ struct Collective {
         }
         // Unaligned elements, one by one.
         #pragma unroll 1
-        for (uint32_t i = threadIdx.x; i < elements - middle; i += blockDim.x) {
+        for (uint32_t i = threadIdx.x; i < elements - middle; i += threads()) {
             const uint32_t at = i < head ? i : i + middle;
             Wide sum = Op::template neutral<T>();
             #pragma unroll 1
@@ -449,7 +465,7 @@ struct Collective {
     DOORBELL_INSIDE bool lines(const Body &body, uint32_t operands, uint32_t elements) {
         const uint64_t *addresses = &block.addresses[body.first], *flags = &block.lines[body.first];
         #pragma unroll 1
-        for (uint32_t line = threadIdx.x; line * LINE < elements; line += blockDim.x) {
+        for (uint32_t line = threadIdx.x; line * LINE < elements; line += threads()) {
             const uint32_t rest = elements - line * LINE, count = rest < LINE ? rest : LINE;
             uint32_t result[2] = {0, 0};
             Wide sums[LINE] = {};
@@ -516,7 +532,7 @@ struct Collective {
     // The last bytes of copies beside a reduction, less than 16 each.
     DOORBELL_INSIDE void move_rest(const Beside &beside) const {
         #pragma unroll 1
-        for (uint32_t i = threadIdx.x; i < beside.count * 16; i += blockDim.x) {
+        for (uint32_t i = threadIdx.x; i < beside.count * 16; i += threads()) {
             const uint32_t move = i / 16, at = units(move) * 16 + i % 16;
             if (at < block.elements[move] * sizeof(Raw)) store_raw<uint8_t>(block.addresses[2 * move + 1] + at, load_raw<uint8_t>(block.addresses[2 * move] + at));
         }
@@ -528,13 +544,13 @@ struct Collective {
         const uint32_t waits = header & 0xff, bodies = header >> 8 & 0xff, operands = header >> 16 & 0xff, tells = header >> 24 & 0xff;
         const uint32_t wait_at = at + 1, body_at = wait_at + waits, operand_at = body_at + bodies, tell_at = operand_at + operands;
         #pragma unroll 1
-        for (uint32_t i = threadIdx.x; i < operands; i += blockDim.x) {
+        for (uint32_t i = threadIdx.x; i < operands; i += threads()) {
             const uint64_t word = op.program[operand_at + i];
             const uint64_t body = op.program[body_at + (word >> 40 & 0x1f)];
             locate(i, word, body, turn - static_cast<uint32_t>(body >> BODY_LATE));
         }
         #pragma unroll 1
-        for (uint32_t i = threadIdx.x; i < bodies; i += blockDim.x) {
+        for (uint32_t i = from_warp(1); i < bodies; i += threads()) {
             const uint64_t elements = op.program[body_at + i] & 0xffffffffff;
             uint32_t slice;
             const bool due = is_due(op.program[body_at + i] >> BODY_LATE, turn, slice);
@@ -542,10 +558,10 @@ struct Collective {
             block.elements[i] = !due || from >= end ? 0 : static_cast<uint32_t>(end - from < op.slice ? end - from : op.slice);
         }
         #pragma unroll 1
-        for (uint32_t i = threadIdx.x; i < waits; i += blockDim.x) {
+        for (uint32_t i = from_warp(2); i < waits; i += threads()) {
             if (!wait(op.program[wait_at + i], turn)) block.stopped = 1;
         }
-        __syncthreads();
+        sync(threads());
         if (block.stopped) return 0;
         // The first and last turns have only one of early and late work.
         const bool both = (header >> GROUP_EARLY & 1) != 0 && (header >> GROUP_LATE & 1) != 0 && turn > 0 && turn < slices;
@@ -567,16 +583,39 @@ struct Collective {
                 move(body, elements);
             }
         }
-        __syncthreads();
+        sync(threads());
         if (block.stopped) return 0;
-        #pragma unroll 1
-        for (uint32_t i = threadIdx.x; i < tells; i += blockDim.x) tell(op.program[tell_at + i], turn);
+        if (!LINES && Signals::have_warp()) {
+            if (threadIdx.x == 0 && tells > 0) block.signals.give(uint64_t(tell_at) << 32 | tells, turn);
+        } else {
+            tell_all(tell_at, tells, turn, threadIdx.x, threads());
+        }
         return tell_at + tells;
+    }
+
+    // All turns of the program; false if stopped.
+    DOORBELL_INSIDE bool turns() {
+        const uint32_t program = static_cast<uint32_t>(op.program[strand]);
+        const uint32_t groups = op.program[program] & 0xffff, late = op.program[program] >> 16 & 1;
+        #pragma unroll 1
+        for (uint32_t turn = 0; turn < slices + late && slices > 0; turn++) {
+            uint32_t at = program + 1 + op.ranks;
+            #pragma unroll 1
+            for (uint32_t index = 0; index < groups; index++) {
+                const uint64_t header = op.program[at];
+                if ((header >> GROUP_EARLY & 1 && turn < slices) || (header >> GROUP_LATE & 1 && turn > 0)) {
+                    at = group(at, turn);
+                    if (at == 0) return false;
+                } else {
+                    at += static_cast<uint32_t>(header >> 32 & 0xffff);
+                }
+            }
+        }
+        return true;
     }
 
     DOORBELL_INSIDE void run() {
         const uint32_t program = static_cast<uint32_t>(op.program[strand]);
-        const uint32_t groups = op.program[program] & 0xffff, late = op.program[program] >> 16 & 1;
         #pragma unroll 1
         for (uint32_t peer = threadIdx.x; peer < op.ranks; peer += blockDim.x) {
             if (peer == op.rank) continue;
@@ -591,26 +630,24 @@ struct Collective {
             if ((traffic >> 32 & 0xffff) != 0) store_release<uint32_t>(flags(peer, op.rank) + 12, ++known.readied);
             block.counts[peer] = known;
         }
-        if (threadIdx.x == 0) block.stopped = 0;
+        if (threadIdx.x == 0) {
+            block.stopped = 0;
+            block.signals.begin();
+        }
         __syncthreads();
         const uint64_t longest = begin(op.longest, share + 1) - begin(op.longest, share);
         slices = op.longest == 0 ? 1 : static_cast<uint32_t>((longest + op.slice - 1) / op.slice);
-        #pragma unroll 1
-        for (uint32_t turn = 0; turn < slices + late && slices > 0; turn++) {
-            uint32_t at = program + 1 + op.ranks;
-            #pragma unroll 1
-            for (uint32_t index = 0; index < groups; index++) {
-                const uint64_t header = op.program[at];
-                if ((header >> GROUP_EARLY & 1 && turn < slices) || (header >> GROUP_LATE & 1 && turn > 0)) {
-                    at = group(at, turn);
-                    if (at == 0) return;
-                } else {
-                    at += static_cast<uint32_t>(header >> 32 & 0xffff);
-                }
-            }
+        if (!LINES && Signals::have_warp() && threadIdx.x >= WORKERS) {
+            block.signals.serve([&](uint64_t range, uint64_t turn, uint32_t lane) {
+                tell_all(static_cast<uint32_t>(range >> 32), static_cast<uint32_t>(range), static_cast<uint32_t>(turn), lane, MOST_BLOCK - WORKERS);
+            });
+            return;
         }
+        const bool is_done = turns();
+        if (threadIdx.x == 0) block.signals.end();
+        if (!is_done) return;
         #pragma unroll 1
-        for (uint32_t peer = threadIdx.x; peer < op.ranks; peer += blockDim.x) {
+        for (uint32_t peer = threadIdx.x; peer < op.ranks; peer += threads()) {
             if (peer == op.rank) continue;
             const uint64_t traffic = op.program[program + 1 + peer];
             Counts known = block.counts[peer];

@@ -6,7 +6,7 @@
 
 namespace doorbell {
 
-constexpr uint64_t PROGRAM_VERSION = 2;
+constexpr uint64_t PROGRAM_VERSION = 3;
 // Bits of words signaled only in the last slice, and of late words.
 constexpr uint64_t LAST = 16;
 constexpr uint64_t WORD_LATE = 32;
@@ -41,8 +41,8 @@ struct Operation {
     // Bytes of a scratch block, and scratch blocks per thread block.
     uint32_t scratch_bytes;
     uint32_t scratch_blocks;
-    // Shares of data blocks begin at multiples of this many elements.
-    uint32_t granule;
+    // Shares of data blocks begin at multiples of 2 to this power elements.
+    uint32_t granule_log2;
     uint32_t divisor;
     // An `Operator`, numbered as `ReduceOp`; and padding.
     uint32_t function;
@@ -72,7 +72,7 @@ static_assert(offsetof(Operation, slot_bytes) == 360, "slot_bytes");
 static_assert(offsetof(Operation, blocks) == 364, "blocks");
 static_assert(offsetof(Operation, scratch_bytes) == 368, "scratch_bytes");
 static_assert(offsetof(Operation, scratch_blocks) == 372, "scratch_blocks");
-static_assert(offsetof(Operation, granule) == 376, "granule");
+static_assert(offsetof(Operation, granule_log2) == 376, "granule_log2");
 static_assert(offsetof(Operation, divisor) == 380, "divisor");
 static_assert(offsetof(Operation, function) == 384, "function");
 static_assert(offsetof(Operation, reserved) == 388, "reserved");

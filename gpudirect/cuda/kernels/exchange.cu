@@ -57,31 +57,30 @@ struct One {
 
 struct Exchanger {
     const Exchange &op;
+    // Of its queue, as in `Exchange::queues`.
+    uint64_t word;
     uint32_t direction;
     uint32_t peer;
-    // The block serves this channel and every `blocks`th after it, below `active`.
+    // The block serves this channel and every `blocks`th after it, below those with messages.
     uint32_t channel;
-    uint32_t blocks;
-    uint32_t active;
-    uint32_t channels;
-    uint32_t first;
-    uint32_t messages;
     uint32_t seen;
+    Signals &signals;
 
-    DOORBELL_INSIDE explicit Exchanger(const Exchange &op) : op(op) {
+    DOORBELL_INSIDE Exchanger(const Exchange &op, Signals &signals) : op(op), signals(signals) {
         uint32_t at = blockIdx.x, queue = 0;
         #pragma unroll 1
         while (at >= blocks_of(queue)) at -= blocks_of(queue++);
-        const uint64_t word = op.queues[queue];
+        word = op.queues[queue];
         direction = word & 0xf;
         peer = word >> 4 & 0xfff;
         channel = at;
-        blocks = blocks_of(queue);
-        active = word >> 24 & 0xff;
-        channels = direction == COPY ? blocks : op.channels;
-        first = word >> 32 & 0xffff;
-        messages = static_cast<uint32_t>(word >> 48);
     }
+
+    DOORBELL_INSIDE uint32_t blocks() const { return word >> 16 & 0xff; }
+    DOORBELL_INSIDE uint32_t active() const { return word >> 24 & 0xff; }
+    DOORBELL_INSIDE uint32_t channels() const { return direction == COPY ? blocks() : op.channels; }
+    DOORBELL_INSIDE uint32_t first() const { return word >> 32 & 0xffff; }
+    DOORBELL_INSIDE uint32_t messages() const { return static_cast<uint32_t>(word >> 48); }
 
     DOORBELL_INSIDE uint32_t blocks_of(uint32_t queue) const {
         return op.queues[queue] >> 16 & 0xff;
@@ -90,7 +89,7 @@ struct Exchanger {
     // Start of a channel's share; `channel + 1` gives its end.
     DOORBELL_INSIDE uint64_t begin(uint64_t bytes, uint32_t channel) const {
         const uint64_t units = (bytes + GRANULE - 1) / GRANULE;
-        const uint64_t each = units / channels, more = units % channels;
+        const uint64_t each = units / channels(), more = units % channels();
         const uint64_t at = (channel * each + (channel < more ? channel : more)) * GRANULE;
         return at < bytes ? at : bytes;
     }
@@ -139,59 +138,68 @@ struct Exchanger {
         store_release<uint32_t>(flags, count + 1);
     }
 
-    DOORBELL_INSIDE void copy() {
-        #pragma unroll 1
-        for (uint32_t index = 0; index < messages; index++) {
-            const uint64_t *from = op.messages[first + 2 * index], into = op.messages[first + 2 * index + 1][0];
-            const uint64_t end = begin(from[1], channel + 1);
-            #pragma unroll 1
-            for (uint64_t at = begin(from[1], channel); at < end; at += op.slot_bytes) {
-                move_bytes(from[0] + at, One{into + at}, 1, part(at, end));
-            }
-        }
-    }
-
     DOORBELL_INSIDE uint32_t part(uint64_t at, uint64_t end) const {
         return end - at < op.slot_bytes ? static_cast<uint32_t>(end - at) : op.slot_bytes;
     }
 
     DOORBELL_INSIDE void run() {
-        if (direction == COPY) return copy();
-        #pragma unroll 1
-        for (; channel < active; channel += blocks) {
-            if (!serve()) return;
+        if (threadIdx.x == 0) signals.begin();
+        __syncthreads();
+        if (Signals::have_warp() && threadIdx.x >= WORKERS) {
+            signals.serve([&](uint64_t word, uint64_t bytes, uint32_t lane) {
+                channel = word >> 32 & 0xffff;
+                if (lane == 0) signal(static_cast<uint32_t>(word), word >> 63, bytes);
+            });
+            return;
         }
+        const uint32_t end = direction == COPY ? blocks() : active();
+        #pragma unroll 1
+        for (; channel < end; channel += blocks()) {
+            if (!serve()) break;
+        }
+        if (threadIdx.x == 0) signals.end();
     }
 
-    // Sends or receives the channel's share of all messages; false if stopped.
+    // Sends, receives or copies the channel's share of all messages; false if stopped.
     DOORBELL_INSIDE bool serve() {
         __shared__ uint32_t stopped;
-        uint32_t count = load_raw<uint32_t>(counter());
+        const bool waits = direction != COPY;
+        uint32_t count = waits ? load_raw<uint32_t>(counter()) : 0;
         seen = direction == SEND ? count - SLOTS : count;
         #pragma unroll 1
-        for (uint32_t message = 0; message < messages; message++) {
-            const uint64_t address = op.messages[first + message][0], bytes = op.messages[first + message][1];
-            const uint64_t start = begin(bytes, channel), end = begin(bytes, channel + 1);
+        for (uint32_t message = 0; message < messages(); message++) {
+            const uint64_t *own = op.messages[first() + (waits ? message : 2 * message)];
+            const uint64_t bytes = own[1], start = begin(bytes, channel), end = begin(bytes, channel + 1);
             const uint32_t slots = static_cast<uint32_t>((end - start + op.slot_bytes - 1) / op.slot_bytes);
             #pragma unroll 1
             for (uint32_t index = 0; index < (slots == 0 && channel == 0 ? 1 : slots); index++, count++) {
-                if (threadIdx.x == 0) stopped = !wait(count, index == 0, bytes);
-                __syncthreads();
-                if (stopped) return false;
-                const uint64_t at = start + uint64_t(index) * op.slot_bytes, user = address + at, slot = this->slot(count);
-                move_bytes(direction == SEND ? user : slot, One{direction == SEND ? slot : user}, 1, part(at, end));
-                __syncthreads();
-                if (threadIdx.x == 0) signal(count, index == 0, bytes);
+                const uint64_t at = start + uint64_t(index) * op.slot_bytes;
+                if (waits) {
+                    if (threadIdx.x == 0) stopped = !wait(count, index == 0, bytes);
+                    sync(workers());
+                    if (stopped) return false;
+                }
+                // The target of a copy follows its source.
+                const uint64_t user = own[0] + at, other = waits ? slot(count) : own[2] + at;
+                move_bytes(direction == RECEIVE ? other : user, One{direction == RECEIVE ? user : other}, 1, part(at, end));
+                if (!waits) continue;
+                sync(workers());
+                if (threadIdx.x != 0) continue;
+                if (Signals::have_warp()) {
+                    signals.give(uint64_t(index == 0) << 63 | uint64_t(channel) << 32 | count, bytes);
+                } else {
+                    signal(count, index == 0, bytes);
+                }
             }
         }
-        if (threadIdx.x == 0) store_raw<uint32_t>(counter(), count);
+        if (waits && threadIdx.x == 0) store_raw<uint32_t>(counter(), count);
         return true;
     }
 };
 
 }  // namespace doorbell
 
-// All blocks must be resident: two of them have registers enough beside one another.
-extern "C" __global__ void __launch_bounds__(doorbell::MOST_BLOCK, 2) exchange(const __grid_constant__ doorbell::Exchange operation) {
-    if (operation.version == doorbell::EXCHANGE_VERSION) doorbell::Exchanger(operation).run();
+extern "C" __global__ void __launch_bounds__(doorbell::MOST_BLOCK) exchange(const __grid_constant__ doorbell::Exchange operation) {
+    __shared__ doorbell::Signals signals;
+    if (operation.version == doorbell::EXCHANGE_VERSION) doorbell::Exchanger(operation, signals).run();
 }

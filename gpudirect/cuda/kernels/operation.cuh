@@ -52,6 +52,7 @@ struct Block {
     uint64_t lines[MOST_OPERANDS];
     uint32_t elements[MOST_BODIES];
     uint32_t stopped;
+    Signals signals;
 };
 
 // Groups in flight per thread, for reductions.

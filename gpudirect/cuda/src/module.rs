@@ -162,6 +162,9 @@ pub struct Launch {
     pub shared_bytes: u32,
     /// Cooperative launch: blocks are all resident, so they may synchronize; or it is refused.
     pub cooperative: bool,
+    /// Blocks of a cluster, which are placed together, clusters apart from each other; 1: without
+    /// clusters. Not for cooperative launches; drivers before CUDA 11.8 have no clusters.
+    pub cluster: u32,
 }
 
 impl Launch {
@@ -173,6 +176,7 @@ impl Launch {
             block: [threads, 1, 1],
             shared_bytes: 0,
             cooperative: false,
+            cluster: 1,
         }
     }
 }
@@ -224,7 +228,8 @@ impl Kernel {
     ///
     /// # Errors
     /// [`Error::Arguments`], or the driver's error: for more threads, shared memory or registers
-    /// than available. Failures while the kernel runs are reported by a later call.
+    /// than available, or blocks that are no whole clusters. Failures while the kernel runs are
+    /// reported by a later call.
     #[doc(alias("cuLaunchKernel", "cuLaunchCooperativeKernel", "cudaLaunchKernel"))]
     pub unsafe fn launch(
         &self,
@@ -250,7 +255,27 @@ impl Kernel {
                 block: [bx, by, bz],
                 shared_bytes: shared,
                 cooperative,
+                cluster,
             } = launch;
+            if cluster > 1
+                && !cooperative
+                && let Some(launch) = table.launch_kernel_ex
+            {
+                let mut attributes = [
+                    sys::LaunchAttribute::cluster(cluster),
+                    sys::LaunchAttribute::spread_clusters(),
+                ];
+                let config = sys::LaunchConfig {
+                    grid: [gx, gy, gz],
+                    block: [bx, by, bz],
+                    shared,
+                    stream,
+                    attributes: attributes.as_mut_ptr(),
+                    count: 2,
+                };
+                // SAFETY: as below; and the driver copies the configuration.
+                return unsafe { launch(&raw const config, self.raw, parameters, ptr::null_mut()) };
+            }
             if cooperative {
                 let launch = table.launch_cooperative_kernel;
                 // SAFETY: the function and the stream are live; the driver copies the arguments,

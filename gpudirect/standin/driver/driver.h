@@ -51,7 +51,8 @@ enum : Status {
     CAPTURE_UNJOINED = 904,
     CAPTURE_ISOLATION = 905,
     CAPTURED_EVENT = 907,
-    TIMEOUT = 909
+    TIMEOUT = 909,
+    INVALID_CLUSTER_SIZE = 912,
 };
 
 constexpr int MOST_DEVICES = 8;

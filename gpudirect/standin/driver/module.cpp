@@ -296,6 +296,35 @@ EXPORT cuLaunchKernel(
     return launch(held, function, gx, bx, stream, arguments);
 }
 
+// CUlaunchAttribute and CUlaunchConfig.
+struct LaunchAttribute {
+    unsigned id;
+    alignas(8) unsigned value[16];
+};
+
+struct LaunchConfig {
+    unsigned grid[3], block[3], shared;
+    Stream *stream;
+    const LaunchAttribute *attributes;
+    unsigned count;
+};
+
+constexpr unsigned CLUSTER_DIMENSION = 4, CLUSTER_SCHEDULING = 5;
+
+// Of the attributes those that determine clusters are known: a GPU refuses a grid of no whole ones.
+EXPORT cuLaunchKernelEx(const LaunchConfig *config, Function *function, void **arguments, void **extra) {
+    ENTER;
+    const auto [gx, gy, gz] = config->grid;
+    const auto [bx, by, bz] = config->block;
+    if (gy != 1 || gz != 1 || by != 1 || bz != 1 || extra) return INVALID_VALUE;
+    for (const LaunchAttribute *each = config->attributes; each != config->attributes + config->count; each++) {
+        const bool is_cluster = each->id == CLUSTER_DIMENSION;
+        if (!is_cluster && each->id != CLUSTER_SCHEDULING) return INVALID_VALUE;
+        if (is_cluster && (each->value[0] == 0 || each->value[0] > 8 || gx % each->value[0] != 0)) return INVALID_CLUSTER_SIZE;
+    }
+    return launch(held, function, gx, bx, config->stream, arguments);
+}
+
 EXPORT cuLaunchCooperativeKernel(
     Function *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned, Stream *stream, void **arguments
 ) {

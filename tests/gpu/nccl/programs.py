@@ -12,6 +12,8 @@ import time
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 GPU = RANK % int(os.environ["GPUS"])
+# The ranks whose batches this one computes: its own, or as the only process those of all.
+WORK = range(RANK, int(os.environ["BATCHES_OF"]), RANKS)
 STEPS, WIDTH, BATCH = 200, 1024, 64
 
 
@@ -73,20 +75,31 @@ def batches(torch, gpu, seed):
         yield batch, batch.sum(1, keepdim=True) / 32
 
 
+def work(torch, gpu):
+    """The batches of each step of the ranks whose work this one does."""
+    return zip(*(batches(torch, gpu, 100 + rank) for rank in WORK))
+
+
+def losses(torch, net, given):
+    return torch.stack([((net(batch) - wanted) ** 2).mean() for batch, wanted in given])
+
+
 def train(wrap):
-    """Data parallel: the mean of all ranks' losses at each step."""
+    """Data parallel: the sum of all ranks' losses at each step."""
     torch, dist, gpu = torch_rank()
-    net = wrap(torch, model(torch, gpu), gpu)
+    net = model(torch, gpu)
+    if len(WORK) == 1:
+        net = wrap(torch, net, gpu)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.05)
     report = Report()
-    for batch, wanted in batches(torch, gpu, 100 + RANK):
-        loss = ((net(batch) - wanted) ** 2).mean()
+    for given in work(torch, gpu):
+        found = losses(torch, net, given)
         optimiser.zero_grad()
-        loss.backward()
+        found.mean().backward()
         optimiser.step()
-        loss = loss.detach().clone()
-        dist.all_reduce(loss)
-        report.add(loss)
+        total = found.detach().sum()
+        dist.all_reduce(total)
+        report.add(total)
     report.end()
     dist.destroy_process_group()
 
@@ -162,16 +175,16 @@ def graph():
     torch, dist, gpu = torch_rank()
     net = model(torch, gpu)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.05)
-    static, target = torch.zeros(BATCH, WIDTH, device=gpu), torch.zeros(BATCH, 1, device=gpu)
+    static = [(torch.zeros(BATCH, WIDTH, device=gpu), torch.zeros(BATCH, 1, device=gpu)) for _ in WORK]
 
     def step():
         optimiser.zero_grad(set_to_none=False)
-        loss = ((net(static) - target) ** 2).mean()
-        loss.backward()
+        found = losses(torch, net, static)
+        found.mean().backward()
         for parameter in net.parameters():
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
         optimiser.step()
-        return loss
+        return found
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -183,13 +196,14 @@ def graph():
     with torch.cuda.graph(captured):
         result = step()
     report = Report()
-    for batch, wanted in batches(torch, gpu, 100 + RANK):
-        static.copy_(batch)
-        target.copy_(wanted)
+    for given in work(torch, gpu):
+        for (batch, wanted), (into, target) in zip(given, static):
+            into.copy_(batch)
+            target.copy_(wanted)
         captured.replay()
-        loss = result.clone()
-        dist.all_reduce(loss)
-        report.add(loss)
+        total = result.detach().sum()
+        dist.all_reduce(total)
+        report.add(total)
     report.end()
     del captured
     dist.destroy_process_group()

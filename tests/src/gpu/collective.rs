@@ -117,7 +117,7 @@ impl Rig {
             let (word, rank) = (stop.device_ptr().0, Rank(rank as u32));
             members.push(Member {
                 context: context.clone(),
-                executor: KernelExecutor::new(kernels, rank, addresses.clone(), (&areas, blocks), word, true)?,
+                executor: KernelExecutor::new(kernels, rank, addresses.clone(), (&areas, blocks, true), word, true)?,
                 small: SmallExecutor::new(&common, rank, addresses.clone(), &areas, word)?,
                 times: (Event::timed(context)?, Event::timed(context)?),
                 input: shared(context, bytes + SPARE)?,

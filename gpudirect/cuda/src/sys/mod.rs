@@ -91,6 +91,44 @@ pub(crate) struct CopyAttributes {
     pub(crate) flags: c_uint,
 }
 
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub(crate) struct LaunchConfig {
+    pub(crate) grid: [c_uint; 3],
+    pub(crate) block: [c_uint; 3],
+    pub(crate) shared: c_uint,
+    pub(crate) stream: RawStream,
+    pub(crate) attributes: *mut LaunchAttribute,
+    pub(crate) count: c_uint,
+}
+
+/// `CUlaunchAttribute`: its value is a union of 64 bytes.
+#[repr(C, align(8))]
+pub(crate) struct LaunchAttribute {
+    id: c_uint,
+    padding: c_uint,
+    value: [c_uint; 16],
+}
+
+impl LaunchAttribute {
+    fn new<const N: usize>(id: c_uint, first: [c_uint; N]) -> Self {
+        let mut value = [0; 16];
+        value[..N].copy_from_slice(&first);
+        Self { id, padding: 0, value }
+    }
+
+    /// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`.
+    pub(crate) fn cluster(blocks: c_uint) -> Self {
+        Self::new(4, [blocks, 1, 1])
+    }
+
+    /// `CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE`, with
+    /// `CU_CLUSTER_SCHEDULING_POLICY_SPREAD`.
+    pub(crate) fn spread_clusters() -> Self {
+        Self::new(5, [1])
+    }
+}
+
 pub(crate) mod status {
     use super::Status;
 

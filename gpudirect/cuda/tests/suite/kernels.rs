@@ -45,7 +45,17 @@ pub(super) fn run(driver: Driver) -> Outcome {
         uses.push(memory.all());
         let arguments: [&dyn Argument; 2] = [&memory.device_ptr(), &1000u32];
         // SAFETY: the memory has 1000 words.
-        unsafe { kernel.launch(&setting.stream, Launch::linear(4, 256), &arguments, &uses)? };
+        unsafe {
+            kernel.launch(
+                &setting.stream,
+                Launch {
+                    cluster: 2,
+                    ..Launch::linear(4, 256)
+                },
+                &arguments,
+                &uses,
+            )?
+        };
     }
     assert!(
         setting.context.reap() >= 42,
@@ -77,6 +87,13 @@ pub(super) fn refused(driver: Driver) -> Outcome {
     // SAFETY: as above.
     let wide = unsafe { kernel.launch(&setting.stream, Launch::linear(1, 4096), &[&time], &[]) };
     assert!(wide.is_err());
+    let uneven = Launch {
+        cluster: 4,
+        ..Launch::linear(6, 32)
+    };
+    // SAFETY: as above.
+    let uneven = unsafe { kernel.launch(&setting.stream, uneven, &[&time], &[]) };
+    assert!(matches!(uneven, Err(Error::Driver { .. })), "{uneven:?}");
     let many: Vec<&dyn Argument> = vec![&time; MAX_ARGUMENTS + 1];
     // SAFETY: as above.
     let many = unsafe { kernel.launch(&setting.stream, Launch::linear(1, 1), &many, &[]) };
