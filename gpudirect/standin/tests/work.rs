@@ -11,7 +11,7 @@ use doorbell_cuda_standin::{ExecutionMode, Standin};
 
 type Result<T = ()> = std::result::Result<T, Error>;
 
-const PTX: &str = ".visible .entry meet()\n.visible .entry gather(\n";
+const PTX: &str = ".visible .entry meet()\n.visible .entry gather(\n.visible .entry signals(\n";
 const BLOCKS: u32 = 3;
 
 struct Rank {
@@ -120,6 +120,32 @@ fn cooperative_blocks_are_all_resident() {
     // SAFETY: refused, as this many blocks do not fit.
     let refused = unsafe { rank.kernel.launch(&rank.stream, many, &[&counter, &result], &[]) };
     assert_eq!(refused.unwrap_err().failure().unwrap().code, 720);
+}
+
+/// However late the workers or the warp that signals for them are.
+#[test]
+fn each_signal_is_sent_once_and_in_order() {
+    let standin = Standin::load(ExecutionMode::Prompt);
+    let rank = Rank::new(standin.driver().unwrap(), 0, "signals").unwrap();
+    for (give_rests, send_rests) in [(0u32, 0u32), (1, 0), (0, 1), (3, 5), (7, 2)] {
+        let (count, result) = (5000u32, rank.memory.device_ptr());
+        // SAFETY: two words of the memory are the result.
+        unsafe {
+            rank.kernel
+                .launch(
+                    &rank.stream,
+                    Launch::linear(2, 1),
+                    &[&result, &count, &give_rests, &send_rests],
+                    &[rank.memory.all()],
+                )
+                .unwrap()
+        };
+        assert_eq!(
+            rank.words(0, 2).unwrap(),
+            [count, 0],
+            "rests after {give_rests} given and {send_rests} sent"
+        );
+    }
 }
 
 /// Two branches alternate through a word; the last operation of one depends on the other.
