@@ -50,16 +50,22 @@ pub struct Operation<'a> {
 }
 
 impl Plan {
-    /// Lowers `schedule` for `rank`; `direct`: outputs are mapped by all ranks.
+    /// Lowers `schedule` for `rank`; `direct`: outputs are mapped by all ranks. `ll`: for the LL
+    /// protocol, in which messages have few slices.
     ///
     /// # Errors
     /// [`LowerError`], the same on all ranks.
-    pub fn new(schedule: &dyn Schedule, rank: Rank, direct: bool, in_place: bool) -> Result<Self, LowerError> {
+    pub fn new(
+        schedule: &dyn Schedule,
+        rank: Rank,
+        (direct, ll): (bool, bool),
+        in_place: bool,
+    ) -> Result<Self, LowerError> {
         let options = Options {
             in_place,
             direct,
             slots: SLOTS,
-            ahead: 1,
+            pipelined: !ll,
         };
         let mut all = lower::lower(schedule, options)?;
         Ok(Self {

@@ -32,6 +32,7 @@ struct PlanKey {
     algorithm: Algorithm,
     root: Rank,
     direct: bool,
+    ll: bool,
     in_place: bool,
 }
 
@@ -134,7 +135,7 @@ impl Kernels {
             op: operation.collective.reduces().then_some(op),
             scalar,
         };
-        self.prepare(operation)?;
+        self.prepare(operation, cut.ll)?;
         let Some((key, plan)) = self.plans.last() else {
             return Ok(());
         };
@@ -170,12 +171,13 @@ impl Kernels {
     }
 
     /// Returns the program from the cache, or lowers the plan, and marks it most recent.
-    fn prepare(&mut self, operation: &Operation<'_>) -> Result<(), GpuError> {
+    fn prepare(&mut self, operation: &Operation<'_>, ll: bool) -> Result<(), GpuError> {
         let key = PlanKey {
             collective: operation.collective,
             algorithm: operation.algorithm,
             root: operation.root,
             direct: operation.registered.is_some(),
+            ll,
             // For rooted collectives only the root knows, and the others are unaffected.
             in_place: operation.in_place && !operation.collective.has_root(),
         };
@@ -185,7 +187,7 @@ impl Kernels {
         }
         let order: Vec<_> = (0..self.peers.ranks() as u32).map(Rank).collect();
         let schedule = key.algorithm.schedule(key.collective, &order, key.root)?;
-        let lowered = Plan::new(&*schedule, self.peers.rank(), key.direct, key.in_place);
+        let lowered = Plan::new(&*schedule, self.peers.rank(), (key.direct, key.ll), key.in_place);
         let plan = lowered.map_err(|e: LowerError| GpuError::Misuse {
             collective: key.collective,
             what: e.to_string(),

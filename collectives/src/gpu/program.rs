@@ -26,13 +26,16 @@ const GRANULE: usize = 128;
 pub(super) const ROUND: u64 = (MAX_THREADS as u64 - 32) * 16 * 8;
 /// Signal flag: only in the last slice.
 const LAST: u64 = 1 << 4;
-/// Signal and body flags: one slice behind.
-const WORD_LATE: u64 = 1 << 5;
-const BODY_LATE: u64 = 1 << 63;
-/// Group flags: contains work of the current slice; contains work one slice behind.
-const GROUP_EARLY: u64 = 1 << 48;
-const GROUP_LATE: u64 = 1 << 49;
-/// Slots of a FIFO.
+/// Signal flag: not where the word that follows is signaled, which covers it.
+const COVERED: u64 = 1 << 5;
+/// The position of the slices by which a signal, and a body, is late: two bits each.
+const WORD_LATE: u32 = 6;
+const BODY_LATE: [u32; 2] = [45, 63];
+/// The position of group flags: contains work that is late by so many slices.
+const GROUP_LATE: u32 = 48;
+/// The position, in counts of staged messages, of the slices by which the latest are late.
+const TRAFFIC_LATE: u32 = 14;
+/// Slots of a FIFO, and of twice as many half as long ones.
 pub const SLOTS: u32 = 4;
 const MAX_SLOT: u64 = 256 << 10;
 
@@ -117,9 +120,12 @@ pub enum ProgramError {
 doorbell_cuda::kernel_arguments! {
     constants {
         const PROGRAM_VERSION: u64 = VERSION;
-        /// Bits of words signaled only in the last slice, and of late words.
+        /// Bits of words signaled only in the last slice, and only without the word that follows.
         const LAST: u64 = LAST;
-        const WORD_LATE: u64 = WORD_LATE;
+        const COVERED: u64 = COVERED;
+        /// Positions of the slices by which a word is late, and the latest of staged messages.
+        const WORD_LATE: u32 = WORD_LATE;
+        const TRAFFIC_LATE: u32 = TRAFFIC_LATE;
     }
     /// The launch argument of a collective.
     // fields: the layout of the kernel's parameter.
@@ -257,8 +263,10 @@ impl Arguments {
         let granule = GRANULE / bytes;
         // Direct stores into outputs need no slots.
         let has_slots = cut.ll || lowered.all.staged;
+        // FIFOs are as long with more slots.
+        let more = lowered.all.slots.div_ceil(SLOTS);
         let (slot, blocks) = match has_slots {
-            true => (arena_layout.max_slice_bytes(cut.ll), fifos.blocks),
+            true => (arena_layout.max_slice_bytes(cut.ll) / more / 512 * 512, fifos.blocks),
             false => (u32::MAX, MAX_BLOCKS),
         };
         let scratch = u64::from(cut.blocks) * u64::from(scratch_blocks);
@@ -317,8 +325,8 @@ impl Arguments {
             rank: rank.0,
             ranks: ranks as u32,
             strands,
-            slots: SLOTS,
-            slot_bytes: fifos.slot,
+            slots: SLOTS * more,
+            slot_bytes: fifos.slot / more / 512 * 512,
             blocks: fifos.blocks,
             scratch_bytes: scratch_bytes as u32,
             scratch_blocks,
@@ -341,7 +349,6 @@ struct Encoder<'a> {
 impl Encoder<'_> {
     fn strand(&self, strand: &Strand, words: &mut Vec<u64>) -> Result<(), ProgramError> {
         let ahead = strand.ahead as usize;
-        let is_late = |index: usize| ahead > 0 && index >= ahead;
         let groups: Vec<(usize, &Group)> = strand.groups.iter().enumerate().collect();
         let (first, rest) = groups.split_at(if strand.joined { ahead - 1 } else { 0 });
         let (joined, rest) = rest.split_at(if strand.joined { 2 } else { 0 });
@@ -349,50 +356,53 @@ impl Encoder<'_> {
         let all = first
             .chain(Some(joined).filter(|joined| !joined.is_empty()))
             .chain(rest.chunks(1));
-        words.push(self.fit(all.clone().count(), 16)? | u64::from(ahead > 0) << 16);
+        let latest = (0..strand.groups.len()).map(|group| strand.lateness(group)).max();
+        words.push(self.fit(all.clone().count(), 16)? | u64::from(latest.unwrap_or(0)) << 16);
         for peer in &strand.peers {
             let counts = [
-                peer.sent_direct,
-                peer.sent_staged,
-                peer.received_direct,
-                peer.received_staged,
+                (peer.sent_direct, 0),
+                (peer.sent_staged, peer.sent_late),
+                (peer.received_direct, 0),
+                (peer.received_staged, peer.received_late),
             ];
             let mut word = 0;
-            for (index, count) in counts.into_iter().enumerate() {
-                word |= self.fit(count as usize, 16)? << (16 * index);
+            for (index, (count, late)) in counts.into_iter().enumerate() {
+                let late = self.fit(late as usize, 2)? << TRAFFIC_LATE;
+                word |= (self.fit(count as usize, TRAFFIC_LATE)? | late) << (16 * index);
             }
             words.push(word);
         }
         for can_group in all {
-            let groups: Vec<(bool, &Group)> = can_group
+            let groups: Vec<(u32, &Group)> = can_group
                 .iter()
-                .map(|(index, group)| (is_late(*index), *group))
+                .map(|(index, group)| (strand.lateness(*index), *group))
                 .collect();
             self.group(&groups, words)?;
         }
         Ok(())
     }
 
-    fn group(&self, groups: &[(bool, &Group)], words: &mut Vec<u64>) -> Result<(), ProgramError> {
+    fn group(&self, groups: &[(u32, &Group)], words: &mut Vec<u64>) -> Result<(), ProgramError> {
         let start = words.len();
         words.push(0);
-        let late = |late: bool, bit: u64| if late { bit } else { 0 };
+        let late = |late: u32| u64::from(late) << WORD_LATE;
+        let body_late = |late: u32| u64::from(late & 1) << BODY_LATE[0] | u64::from(late >> 1) << BODY_LATE[1];
         // LL lines carry their own flags.
         let signaled = |word: &&Signal| !(self.ll && matches!(word, Signal::Staged { .. }));
-        for (is_late, group) in groups {
+        for (lateness, group) in groups {
             for wait in group.waits.iter().filter(signaled) {
-                words.push(self.word(*wait)? | late(*is_late, WORD_LATE));
+                words.push(self.word(*wait)? | late(*lateness));
             }
         }
         let waits = words.len() - start - 1;
         let bodies = || {
             groups
                 .iter()
-                .flat_map(|(is_late, group)| group.bodies.iter().map(|body| (*is_late, body)))
+                .flat_map(|(lateness, group)| group.bodies.iter().map(|body| (*lateness, body)))
         };
         let mut first = 0;
-        for (is_late, body) in bodies() {
-            words.push(self.body(body, first)? | late(is_late, BODY_LATE));
+        for (lateness, body) in bodies() {
+            words.push(self.body(body, first)? | body_late(lateness));
             first += body.sources.len() + body.targets.len();
         }
         for (index, (_, body)) in bodies().enumerate() {
@@ -401,12 +411,25 @@ impl Encoder<'_> {
             }
         }
         let before = words.len();
-        for (is_late, group) in groups {
+        // The last one to a peer, as it is in another slice, says more than the one before.
+        let covers = |signal: &Signal, groups: &[(u32, &Group)]| match *signal {
+            Signal::Staged { peer: to, .. } => groups
+                .iter()
+                .flat_map(|(_, group)| &group.signals)
+                .any(|other| matches!(*other, Signal::Staged { peer, .. } if peer == to)),
+            _ => false,
+        };
+        for (index, (lateness, group)) in groups.iter().enumerate() {
             for signal in group.signals.iter().filter(signaled) {
-                words.push(self.word(*signal)? | late(*is_late, WORD_LATE));
+                let covered = if covers(signal, &groups[index + 1..]) {
+                    COVERED
+                } else {
+                    0
+                };
+                words.push(self.word(*signal)? | covered | late(*lateness));
             }
             for signal in &group.last_signals {
-                words.push(self.word(*signal)? | LAST | late(*is_late, WORD_LATE));
+                words.push(self.word(*signal)? | LAST | late(*lateness));
             }
         }
         let signals = words.len() - before;
@@ -415,9 +438,9 @@ impl Encoder<'_> {
             | self.fit(first, 7)? << 16
             | self.fit(signals, 8)? << 24
             | self.fit(words.len() - start, 16)? << 32
-            | groups.iter().fold(0, |bits, (is_late, _)| {
-                bits | if *is_late { GROUP_LATE } else { GROUP_EARLY }
-            });
+            | groups
+                .iter()
+                .fold(0, |bits, (lateness, _)| bits | 1 << (GROUP_LATE + lateness));
         Ok(())
     }
 
@@ -446,7 +469,7 @@ impl Encoder<'_> {
         let mixed = body.sources.iter().chain(&body.targets).any(is_partial);
         let partial = body.sources.first().is_some_and(is_partial);
         Ok(self.fit(elements as usize, 40)?
-            | self.fit(body.sources.len(), 6)? << 40
+            | self.fit(body.sources.len(), 5)? << 40
             | self.fit(body.targets.len(), 6)? << 46
             | self.fit(first, 7)? << 52
             | u64::from(reduces) << 59

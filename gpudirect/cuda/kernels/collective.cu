@@ -79,29 +79,37 @@ struct Collective {
     }
 
     // The slice of an item that may be late, and whether that slice exists.
-    DOORBELL_INSIDE bool is_due(bool late, uint32_t turn, uint32_t &slice) const {
-        slice = turn - (late ? 1 : 0);
+    DOORBELL_INSIDE bool is_due(uint32_t late, uint32_t turn, uint32_t &slice) const {
+        slice = turn - late;
         return slice < slices;
     }
 
     DOORBELL_INSIDE bool wait(uint64_t word, uint32_t turn) {
         uint32_t slice;
-        if (!is_due(word & WORD_LATE, turn, slice)) return true;
+        if (!is_due(word_late(word), turn, slice)) return true;
         const uint32_t kind = word & 0xf, peer = word >> 8 & 0xff, number = static_cast<uint32_t>(word >> 16);
         const Counts &counts = block.counts[peer];
-        // Per slice, and from earlier operations.
-        const uint32_t each = kind == READY ? 0 : traffic(peer) >> (kind == DIRECT ? 32 : kind == STAGED ? 48 : 16) & 0xffff;
-        const uint32_t before = kind == DIRECT ? counts.received_direct : kind == STAGED ? counts.received_staged : kind == CREDIT ? counts.sent_staged - op.slots : counts.written;
-        return await(flags(op.rank, peer) + kind * 4, before + slice * each + number + 1, block.seen[kind][peer]);
+        // Of a slice, and of earlier operations.
+        const uint32_t each = kind == READY ? 0 : messages_of(traffic(peer) >> (kind == DIRECT ? 32 : kind == STAGED ? 48 : 16));
+        const uint32_t before = kind == DIRECT ? counts.received_direct : kind == STAGED ? counts.received_staged : kind == CREDIT ? counts.sent_staged : counts.written;
+        uint32_t count = slice * each + number + 1;
+        if (kind == CREDIT) {
+            count -= op.slots;
+            // Slots of another length are in other places: those are to be read first.
+            if (counts.slots != op.slots && static_cast<int32_t>(count) < 0) count = 0;
+        }
+        return await(flags(op.rank, peer) + kind * 4, before + count, block.seen[kind][peer]);
     }
 
     // Signals a word of a group.
     DOORBELL_INSIDE void tell(uint64_t word, uint32_t turn) {
         uint32_t slice;
-        if (!is_due(word & WORD_LATE, turn, slice) || ((word & LAST) != 0 && slice + 1 < slices)) return;
+        if (!is_due(word_late(word), turn, slice) || ((word & LAST) != 0 && slice + 1 < slices)) return;
+        // What covers a word is late by a slice more.
+        if ((word & COVERED) != 0 && slice > 0) return;
         const uint32_t kind = word & 0xf, peer = word >> 8 & 0xff, number = static_cast<uint32_t>(word >> 16);
         const Counts &counts = block.counts[peer];
-        const uint32_t each = traffic(peer) >> (kind == DIRECT ? 0 : kind == STAGED ? 16 : 48) & 0xffff;
+        const uint32_t each = messages_of(traffic(peer) >> (kind == DIRECT ? 0 : kind == STAGED ? 16 : 48));
         const uint32_t before = kind == DIRECT ? counts.sent_direct : kind == STAGED ? counts.sent_staged : counts.received_staged;
         const uint64_t at = flags(peer, op.rank) + kind * 4;
         const uint32_t value = before + slice * each + number + 1;
@@ -113,9 +121,13 @@ struct Collective {
         }
     }
 
-    DOORBELL_INSIDE void tell_all(uint32_t at, uint32_t count, uint32_t turn, uint32_t first, uint32_t stride) {
+    // By so many threads, of which each has the words for some peers: those for one are sent in order.
+    DOORBELL_INSIDE void tell_all(uint32_t at, uint32_t count, uint32_t turn, uint32_t thread, uint32_t threads) {
         #pragma unroll 1
-        for (uint32_t i = first; i < count; i += stride) tell(op.program[at + i], turn);
+        for (uint32_t i = 0; i < count; i++) {
+            const uint64_t word = op.program[at + i];
+            if ((word >> 8 & 0xff) % threads == thread) tell(word, turn);
+        }
     }
 
     // Resolves an operand's address in a slice.
@@ -126,7 +138,7 @@ struct Collective {
         uint64_t address;
         if (kind == RECEIVED || kind == THEIR_SLOT) {
             const bool received = kind == RECEIVED;
-            const uint32_t each = traffic(peer) >> (received ? 48 : 16) & 0xffff;
+            const uint32_t each = messages_of(traffic(peer) >> (received ? 48 : 16));
             const uint32_t message = (received ? block.counts[peer].received_staged : block.counts[peer].sent_staged) + slice * each + number;
             address = slot(received ? op.rank : peer, received ? peer : op.rank, message);
             if (LINES) block.lines[index] = uint64_t(1) << 32 | (message + 1);
@@ -547,13 +559,13 @@ struct Collective {
         for (uint32_t i = threadIdx.x; i < operands; i += threads()) {
             const uint64_t word = op.program[operand_at + i];
             const uint64_t body = op.program[body_at + (word >> 40 & 0x1f)];
-            locate(i, word, body, turn - static_cast<uint32_t>(body >> BODY_LATE));
+            locate(i, word, body, turn - body_late(body));
         }
         #pragma unroll 1
         for (uint32_t i = from_warp(1); i < bodies; i += threads()) {
             const uint64_t elements = op.program[body_at + i] & 0xffffffffff;
             uint32_t slice;
-            const bool due = is_due(op.program[body_at + i] >> BODY_LATE, turn, slice);
+            const bool due = is_due(body_late(op.program[body_at + i]), turn, slice);
             const uint64_t from = begin(elements, share) + slice * op.slice, end = begin(elements, share + 1);
             block.elements[i] = !due || from >= end ? 0 : static_cast<uint32_t>(end - from < op.slice ? end - from : op.slice);
         }
@@ -564,7 +576,7 @@ struct Collective {
         sync(threads());
         if (block.stopped) return 0;
         // The first and last turns have only one of early and late work.
-        const bool both = (header >> GROUP_EARLY & 1) != 0 && (header >> GROUP_LATE & 1) != 0 && turn > 0 && turn < slices;
+        const bool both = (header >> GROUP_LATE & 3) == 3 && turn > 0 && turn < slices;
         const Beside together = REDUCES && !LINES && both ? beside(body_at, bodies) : Beside{0, 0};
         if (together.count > 0) move_rest(together);
         #pragma unroll 1
@@ -593,17 +605,25 @@ struct Collective {
         return tell_at + tells;
     }
 
+    // Whether a part of a group has a slice in this turn.
+    DOORBELL_INSIDE bool has_slice(uint64_t header, uint32_t turn) const {
+        bool has = false;
+        #pragma unroll
+        for (uint32_t late = 0; late < 3; late++) has |= (header >> (GROUP_LATE + late) & 1) != 0 && turn - late < slices;
+        return has;
+    }
+
     // All turns of the program; false if stopped.
     DOORBELL_INSIDE bool turns() {
         const uint32_t program = static_cast<uint32_t>(op.program[strand]);
-        const uint32_t groups = op.program[program] & 0xffff, late = op.program[program] >> 16 & 1;
+        const uint32_t groups = op.program[program] & 0xffff, latest = op.program[program] >> 16 & 3;
         #pragma unroll 1
-        for (uint32_t turn = 0; turn < slices + late && slices > 0; turn++) {
+        for (uint32_t turn = 0; turn < slices + latest && slices > 0; turn++) {
             uint32_t at = program + 1 + op.ranks;
             #pragma unroll 1
             for (uint32_t index = 0; index < groups; index++) {
                 const uint64_t header = op.program[at];
-                if ((header >> GROUP_EARLY & 1 && turn < slices) || (header >> GROUP_LATE & 1 && turn > 0)) {
+                if (has_slice(header, turn)) {
                     at = group(at, turn);
                     if (at == 0) return false;
                 } else {
@@ -619,8 +639,8 @@ struct Collective {
         #pragma unroll 1
         for (uint32_t peer = threadIdx.x; peer < op.ranks; peer += blockDim.x) {
             if (peer == op.rank) continue;
-            const Words first = load_or_zero<16>(counts(peer), true), second = load_or_zero<8>(counts(peer) + 16, true);
-            Counts known = {first.word[0], first.word[1], first.word[2], first.word[3], second.word[0], second.word[1]};
+            const Words first = load_or_zero<16>(counts(peer), true), second = load_or_zero<16>(counts(peer) + 16, true);
+            Counts known = {first.word[0], first.word[1], first.word[2], first.word[3], second.word[0], second.word[1], second.word[2]};
             const uint64_t traffic = op.program[program + 1 + peer], at = flags(op.rank, peer);
             block.seen[CREDIT][peer] = load_acquire<uint32_t>(at + 8);
             block.seen[DIRECT][peer] = known.received_direct;
@@ -651,15 +671,16 @@ struct Collective {
             if (peer == op.rank) continue;
             const uint64_t traffic = op.program[program + 1 + peer];
             Counts known = block.counts[peer];
-            known.sent_direct += slices * static_cast<uint32_t>(traffic & 0xffff);
-            known.sent_staged += slices * static_cast<uint32_t>(traffic >> 16 & 0xffff);
-            known.received_direct += slices * static_cast<uint32_t>(traffic >> 32 & 0xffff);
-            known.received_staged += slices * static_cast<uint32_t>(traffic >> 48);
+            known.sent_direct += slices * messages_of(traffic);
+            known.sent_staged += (slices + messages_late(traffic >> 16)) * messages_of(traffic >> 16);
+            known.received_direct += slices * messages_of(traffic >> 32);
+            known.received_staged += (slices + messages_late(traffic >> 48)) * messages_of(traffic >> 48);
             if ((traffic & 0xffff) != 0) known.written++;
             // Writes to this rank's output have arrived when the kernel ends.
             if (!await(flags(op.rank, peer), known.received_direct, block.seen[DIRECT][peer])) continue;
             store_words<16>(counts(peer), {{known.sent_direct, known.sent_staged, known.received_direct, known.received_staged}}, true);
-            store_words<8>(counts(peer) + 16, {{known.readied, known.written, 0, 0}}, true);
+            if (messages_of(traffic >> 16) != 0) known.slots = op.slots;
+            store_words<16>(counts(peer) + 16, {{known.readied, known.written, known.slots, 0}}, true);
         }
     }
 };

@@ -7,9 +7,12 @@
 namespace doorbell {
 
 constexpr uint64_t PROGRAM_VERSION = 3;
-// Bits of words signaled only in the last slice, and of late words.
+// Bits of words signaled only in the last slice, and only without the word that follows.
 constexpr uint64_t LAST = 16;
-constexpr uint64_t WORD_LATE = 32;
+constexpr uint64_t COVERED = 32;
+// Positions of the slices by which a word is late, and the latest of staged messages.
+constexpr uint32_t WORD_LATE = 6;
+constexpr uint32_t TRAFFIC_LATE = 14;
 
 // The launch argument of a collective.
 struct Operation {

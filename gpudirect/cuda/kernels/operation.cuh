@@ -30,14 +30,13 @@ struct Counts {
     // How often this rank's output was released to the peer, and the peer's to this rank.
     uint32_t readied;
     uint32_t written;
+    // Of the FIFO when a message was last sent into it.
+    uint32_t slots;
 };
 constexpr uint64_t COUNTS = 32;
 
-// The bit of late bodies.
-constexpr int BODY_LATE = 63;
-// Bits of groups with early, and with late, parts.
-constexpr int GROUP_EARLY = 48;
-constexpr int GROUP_LATE = 49;
+// The first bit of groups with parts of slices that are late by 0, 1 and 2.
+constexpr int GROUP_LATE = 48;
 
 enum Operator : uint32_t { SUM, PROD, MIN, MAX, AVG, PREMULSUM };
 enum Kind : uint32_t { DIRECT, STAGED, CREDIT, READY };
@@ -69,6 +68,24 @@ struct Block {
 #define DOORBELL_BLOCKS 1
 #endif
 
+// Slices by which a body, or a word, is late.
+DOORBELL_INSIDE uint32_t body_late(uint64_t body) {
+    return static_cast<uint32_t>((body >> 45 & 1) | (body >> 63) << 1);
+}
+
+DOORBELL_INSIDE uint32_t word_late(uint64_t word) {
+    return word >> WORD_LATE & 3;
+}
+
+// Messages of a slice, and slices by which the latest of them are late, of a field of a peer's traffic.
+DOORBELL_INSIDE uint32_t messages_of(uint64_t field) {
+    return field & ((1 << TRAFFIC_LATE) - 1);
+}
+
+DOORBELL_INSIDE uint32_t messages_late(uint64_t field) {
+    return field >> TRAFFIC_LATE & 3;
+}
+
 // A body of a program, decoded.
 struct Body {
     uint32_t sources;
@@ -80,7 +97,7 @@ struct Body {
     bool partial;
 
     DOORBELL_INSIDE explicit Body(uint64_t word)
-        : sources(word >> 40 & 0x3f), targets(word >> 46 & 0x3f), first(word >> 52 & 0x7f), reduces(word >> 59 & 1), whole(word >> 60 & 1), mixed(word >> 61 & 1), partial(word >> 62 & 1) {}
+        : sources(word >> 40 & 0x1f), targets(word >> 46 & 0x3f), first(word >> 52 & 0x7f), reduces(word >> 59 & 1), whole(word >> 60 & 1), mixed(word >> 61 & 1), partial(word >> 62 & 1) {}
 };
 
 }  // namespace doorbell

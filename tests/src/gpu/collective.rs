@@ -153,7 +153,14 @@ impl Rig {
         let direct = variant.direct && !variant.shape.ll;
         order
             .iter()
-            .map(|&rank| Ok(Plan::new(&*schedule, rank, direct, variant.in_place)?))
+            .map(|&rank| {
+                Ok(Plan::new(
+                    &*schedule,
+                    rank,
+                    (direct, variant.shape.ll),
+                    variant.in_place,
+                )?)
+            })
             .collect()
     }
 

@@ -1,7 +1,9 @@
 //! Simulates the groups of all ranks by their signals alone: detects deadlock, and records what
 //! each rank knows about the others at each group.
 
-use super::{Location, Messages, Signal, Strand, fuse};
+use std::collections::HashMap;
+
+use super::{Group, Location, Messages, Operand, Signal, Strand, fuse};
 use crate::types::Rank;
 
 /// A group's position in its rank's order, and the rank's knowledge after the group's waits: per
@@ -140,24 +142,75 @@ fn record_signal(
 type Step = Vec<(u32, usize)>;
 
 fn order(strand: &Strand, slices: u32) -> Vec<Step> {
-    let ahead = strand.ahead as usize;
-    let late = u32::from(ahead > 0);
+    let latest = (0..strand.groups.len())
+        .map(|group| strand.lateness(group))
+        .max()
+        .unwrap_or(0);
     let mut order = Vec::new();
-    for turn in 0..slices + late {
+    for turn in 0..slices + latest {
         for group in 0..strand.groups.len() {
-            let slice = if group < ahead {
-                Some(turn).filter(|turn| *turn < slices)
-            } else {
-                turn.checked_sub(late)
-            };
+            let slice = turn.checked_sub(strand.lateness(group)).filter(|slice| *slice < slices);
             let Some(slice) = slice else { continue };
             match order.last_mut() {
-                Some(last) if strand.joined && group == ahead && turn < slices => Step::push(last, (slice, group)),
+                Some(last) if strand.joined && group == strand.ahead as usize && turn < slices => {
+                    Step::push(last, (slice, group))
+                }
                 _ => order.push(vec![(slice, group)]),
             }
         }
     }
     order
+}
+
+/// Whether each credit is returned when all messages below it have been read, and the last ones
+/// when all have been.
+pub(super) fn credits_are_true(strand: &Strand) -> bool {
+    const SLICES: u32 = 4;
+    let each = |from: Rank| strand.peers[from.index()].received_staged;
+    let read = |group: &Group| -> Vec<(Rank, u32)> {
+        let sources = group.bodies.iter().flat_map(|body| &body.sources);
+        let received = |source: &Operand| match source.at {
+            Location::Received(from, number) => Some((from, number)),
+            _ => None,
+        };
+        sources.filter_map(received).collect()
+    };
+    // By message, the group that reads it last.
+    let mut last = HashMap::new();
+    for (index, group) in strand.groups.iter().enumerate() {
+        last.extend(read(group).into_iter().map(|message| (message, index)));
+    }
+    let messages = last
+        .keys()
+        .flat_map(|&(from, number)| (0..SLICES).map(move |slice| (from, slice, number)));
+    let mut unread: Vec<(Rank, u32)> = messages
+        .map(|(from, slice, number)| (from, slice * each(from) + number))
+        .collect();
+    let mut returned = vec![0; strand.peers.len()];
+    for (slice, index) in order(strand, SLICES).into_iter().flatten() {
+        let group = &strand.groups[index];
+        for (from, number) in read(group) {
+            if last[&(from, number)] == index {
+                unread.retain(|message| *message != (from, slice * each(from) + number));
+            }
+        }
+        let in_last = group.last_signals.iter().filter(|_| slice + 1 == SLICES);
+        for signal in group.signals.iter().chain(in_last) {
+            let Signal::Credit { peer, staged } = *signal else {
+                continue;
+            };
+            let until = slice * each(peer) + staged + 1;
+            if unread.iter().any(|(from, number)| *from == peer && *number < until) {
+                return false;
+            }
+            returned[peer.index()] = until.max(returned[peer.index()]);
+        }
+    }
+    let sent = strand
+        .peers
+        .iter()
+        .map(|peer| (SLICES + peer.received_late) * peer.received_staged);
+    unread.is_empty() && returned.into_iter().eq(sent)
 }
 
 /// Messages stored into an output that its owner may still access: sender, receiver, index.

@@ -54,7 +54,10 @@ pub(super) fn bind(steps: &[BlockStep], rank: Rank, messages: &Messages) -> (Vec
                 continue;
             }
             let data = Signal::Staged { peer, message: number };
-            let read = Signal::Credit { peer, staged: number };
+            let read = Signal::Credit {
+                peer,
+                staged: message.index,
+            };
             let at = Location::Received(from, number);
             if let (Some(into), Some(last)) = (
                 step.into.filter(|_| step.work == Work::Move),
@@ -310,26 +313,44 @@ fn record_signal(words: &mut Vec<Signal>, word: Signal) {
     words.push(word);
 }
 
-/// Groups that may be one slice ahead, as the later ones use other counters or peers for sending.
-pub(super) fn leading(groups: &[Group]) -> u32 {
+/// Leading groups that may be one slice ahead, and trailing ones that may be one slice behind the
+/// others. Direct messages are numbered by slices, so those of leading groups are to be the only
+/// ones to their receivers; and so are staged ones, unless they may be `mixed`.
+pub(super) fn stages(groups: &[Group], mixed: bool) -> (u32, u32) {
     let leading = groups.iter().take_while(|group| only_sends_input(group)).count();
     let (first, rest) = groups.split_at(leading);
-    let channel = |word: &Signal| match *word {
+    let channel = |signal: &Signal| match *signal {
         Signal::Direct { peer, .. } => Some((peer, true)),
-        Signal::Staged { peer, .. } => Some((peer, false)),
-        Signal::Credit { .. } | Signal::Ready { .. } => None,
+        Signal::Staged { peer, .. } if !mixed => Some((peer, false)),
+        _ => None,
     };
-    let mixed = first
-        .iter()
-        .flat_map(|group| &group.signals)
-        .filter_map(channel)
-        .any(|one| {
-            rest.iter()
-                .flat_map(|group| &group.signals)
-                .filter_map(channel)
-                .any(|other| one == other)
-        });
-    if mixed || rest.is_empty() { 0 } else { leading as u32 }
+    let channels = |groups: &[Group]| -> Vec<(Rank, bool)> {
+        let signals = groups.iter().flat_map(|group| &group.signals);
+        signals.filter_map(channel).collect()
+    };
+    let later = channels(rest);
+    if leading == 0 || rest.is_empty() || channels(first).iter().any(|one| later.contains(one)) {
+        return (0, 0);
+    }
+    let trailing = rest.iter().rev().take_while(|group| only_receives(group)).count();
+    // What is behind is behind something.
+    let behind = if mixed && trailing < rest.len() { trailing } else { 0 };
+    (leading as u32, behind as u32)
+}
+
+/// From slots to output: nothing that another slice's groups use.
+fn only_receives(group: &Group) -> bool {
+    let slot = |operand: &Operand| matches!(operand.at, Location::Received(..));
+    let output = |operand: &Operand| matches!(operand.at, Location::Output(_));
+    group.waits.iter().all(|wait| matches!(wait, Signal::Staged { .. }))
+        && group
+            .signals
+            .iter()
+            .all(|signal| matches!(signal, Signal::Credit { .. }))
+        && group
+            .bodies
+            .iter()
+            .all(|body| body.sources.iter().all(slot) && body.targets.iter().all(output))
 }
 
 /// Whether the last leading group and its successor together stay within the limits of a group.

@@ -17,9 +17,15 @@
 //! and stores that may come before an output's owner has read the old data. Such a message is
 //! staged.
 //!
-//! Leading groups that only send input are one slice ahead, and the last of them is executed
-//! together with the first of the others ([`Strand::joined`]): stores to peers overlap with
-//! reductions.
+//! Slices are pipelined, so that a signal is on its way while other work is done: leading groups
+//! that only send input are one slice ahead, and trailing groups that only receive one slice behind
+//! ([`Strand::lateness`]). The last leading group is executed together with its successor
+//! ([`Strand::joined`]): stores to peers overlap with reductions.
+//!
+//! A FIFO's messages are numbered in the order in which they are sent: those of a group that is
+//! late by *n* slices have the numbers of *n* slices later, and some numbers are of no message.
+//! Credits are returned by the number that a message would have without that: at this point all
+//! messages below it have been read.
 
 mod blocks;
 mod check;
@@ -41,10 +47,10 @@ pub struct Options {
     pub in_place: bool,
     /// Every rank's output is mapped by all others.
     pub direct: bool,
-    /// Slots of a FIFO, at least 2.
+    /// Slots of a FIFO, at least 2; twice as many where groups are behind.
     pub slots: u32,
-    /// Slices by which a rank's leading sends run ahead: 0 or 1.
-    pub ahead: u32,
+    /// Whether slices are pipelined.
+    pub pipelined: bool,
 }
 
 /// Why a schedule cannot be lowered.
@@ -98,6 +104,8 @@ pub struct ProgramSummary {
     pub scratch: u32,
     /// The maximum encoded length in words.
     pub words: usize,
+    /// Slots of a FIFO.
+    pub slots: u32,
 }
 
 /// A rank's program in a strand, executed slice by slice.
@@ -105,9 +113,11 @@ pub struct ProgramSummary {
 pub struct Strand {
     /// In execution order.
     pub groups: Vec<Group>,
-    /// Leading groups that may be one slice ahead: they wait for no data, and read only input.
+    /// Leading groups that are ahead of the others: they wait for no data, and read only input.
     pub ahead: u32,
-    /// Whether the last of these is executed together with its successor, one slice behind.
+    /// Trailing groups that are behind the others: they only receive.
+    pub behind: u32,
+    /// Whether the last leading group is executed together with its successor, one slice behind.
     pub joined: bool,
     /// Messages per slice to and from each rank.
     pub peers: Vec<Traffic>,
@@ -126,6 +136,10 @@ pub struct Traffic {
     pub received_direct: u32,
     /// Received from it into the FIFO.
     pub received_staged: u32,
+    /// Slices by which the latest of the staged messages sent are later than the first.
+    pub sent_late: u32,
+    /// The same of those received.
+    pub received_late: u32,
 }
 
 /// Waits, work and signals that are executed together.
@@ -245,9 +259,12 @@ pub fn lower(schedule: &dyn Schedule, options: Options) -> Result<Vec<Lowered>, 
         };
         ranks as usize
     ];
+    let mut slots = options.slots;
     for strand in 0..schedule.strands() {
         let plan = Plan::new(schedule, strand, options)?;
-        for (rank, done) in plan.lower()?.into_iter().enumerate() {
+        let (strands, needed) = plan.lower()?;
+        slots = slots.max(needed);
+        for (rank, done) in strands.into_iter().enumerate() {
             lowered[rank].strands.push(done);
         }
     }
@@ -261,6 +278,7 @@ pub fn lower(schedule: &dyn Schedule, options: Options) -> Result<Vec<Lowered>, 
             .map(|rank| rank.strands.iter().map(Strand::words).sum())
             .max()
             .unwrap_or(0),
+        slots,
     };
     for rank in &mut lowered {
         rank.all = all;
@@ -269,6 +287,13 @@ pub fn lower(schedule: &dyn Schedule, options: Options) -> Result<Vec<Lowered>, 
 }
 
 impl Strand {
+    /// Slices by which a group is late.
+    #[must_use]
+    pub fn lateness(&self, group: usize) -> u32 {
+        u32::from(self.ahead > 0 && group >= self.ahead as usize)
+            + u32::from(self.behind > 0 && group >= self.groups.len() - self.behind as usize)
+    }
+
     fn has_partials(&self) -> bool {
         let is_partial = |operand: &Operand| operand.form == BlockForm::Partial;
         let bodies = self.groups.iter().flat_map(|group| &group.bodies);
@@ -304,6 +329,11 @@ struct BlockStep {
 struct Message {
     output: Option<u32>,
     is_direct: bool,
+    /// Among the messages of its kind between two ranks in a slice, in the order of the plan.
+    index: u32,
+    /// Slices by which the group that sends it is late.
+    late: u32,
+    /// Of all staged ones, its number in the order in which they are sent.
     number: u32,
 }
 
@@ -315,6 +345,8 @@ struct Plan<'a> {
     options: Options,
     steps: Vec<Vec<BlockStep>>,
     messages: Messages,
+    /// Whether staged messages may be sent in another order than that of their slices.
+    mixes: bool,
 }
 
 impl<'a> Plan<'a> {
@@ -350,6 +382,8 @@ impl<'a> Plan<'a> {
                         list.push(Message {
                             output,
                             is_direct: options.direct && output.is_some(),
+                            index: 0,
+                            late: 0,
                             number: 0,
                         });
                     }
@@ -372,35 +406,41 @@ impl<'a> Plan<'a> {
             options,
             steps,
             messages,
+            mixes: true,
         })
     }
 
     /// Stages messages whose direct store would be premature, until there are none left.
-    fn lower(mut self) -> Result<Vec<Strand>, LowerError> {
+    /// With the slots that they need.
+    fn lower(mut self) -> Result<(Vec<Strand>, u32), LowerError> {
         loop {
-            for list in self.messages.values_mut() {
-                let mut next = [0; 2];
-                for message in list {
-                    let count = &mut next[usize::from(message.is_direct)];
-                    message.number = *count;
-                    *count += 1;
+            let mut strands = self.number();
+            let has_behind = strands.iter().any(|strand| strand.behind > 0);
+            let slots = self.options.slots * if has_behind { 2 } else { 1 };
+            let history = match check::run(&strands, slots) {
+                // That needs more slots, and messages that are read in the order of numbers.
+                found if self.mixes && (found.is_err() || !strands.iter().all(check::credits_are_true)) => {
+                    self.mixes = false;
+                    continue;
                 }
-            }
-            let mut strands: Vec<Strand> = (0..self.shape.ranks()).map(|rank| self.rank(Rank(rank))).collect();
-            let history = check::run(&strands, self.options.slots).map_err(|rank| LowerError::Deadlock {
-                strand: self.strand,
-                rank,
-                slots: self.options.slots,
-            })?;
+                Ok(history) => history,
+                Err(rank) => {
+                    return Err(LowerError::Deadlock {
+                        strand: self.strand,
+                        rank,
+                        slots,
+                    });
+                }
+            };
             let shift = |rank: Rank| {
                 let shared = self.shape.shared(rank).filter(|_| self.options.in_place)?;
                 Some(i64::from(shared.output) - i64::from(shared.input))
             };
             let early = check::premature_stores(&strands, &history, &self.messages, shift);
             if early.is_empty() {
-                self.join(&mut strands, shift);
+                self.join(&mut strands, slots, shift);
                 defer_signals(&mut strands);
-                return Ok(strands);
+                return Ok((strands, slots));
             }
             for (from, to, number) in early {
                 if let Some(list) = self.messages.get_mut(&(from, to)) {
@@ -410,11 +450,49 @@ impl<'a> Plan<'a> {
         }
     }
 
-    fn join(&self, strands: &mut [Strand], shift: impl Fn(Rank) -> Option<i64>) {
+    /// Numbers the messages: first by slices, which shows the groups that send them, then by these
+    /// groups' lateness.
+    fn number(&mut self) -> Vec<Strand> {
+        for list in self.messages.values_mut() {
+            let mut next = [0; 2];
+            for message in list {
+                let count = &mut next[usize::from(message.is_direct)];
+                message.index = *count;
+                message.number = *count;
+                message.late = 0;
+                *count += 1;
+            }
+        }
+        let strands: Vec<Strand> = (0..self.shape.ranks()).map(|rank| self.rank(Rank(rank))).collect();
+        for ((from, to), list) in &mut self.messages {
+            let strand = &strands[from.index()];
+            let each = strand.peers[to.index()].sent_staged;
+            let sent = |message: &Message, group: &Group| {
+                let is_it = |signal: &Signal| matches!(*signal, Signal::Staged { peer, message: last } if peer == *to && last >= message.index);
+                group.signals.iter().any(is_it)
+            };
+            for message in list.iter_mut().filter(|message| !message.is_direct) {
+                let group = strand.groups.iter().position(|group| sent(message, group));
+                message.late = group.map_or(0, |group| strand.lateness(group));
+            }
+            let first = list
+                .iter()
+                .filter(|message| !message.is_direct)
+                .map(|message| message.late)
+                .min();
+            for message in list.iter_mut().filter(|message| !message.is_direct) {
+                message.late -= first.unwrap_or(0);
+                message.number = message.index + message.late * each;
+            }
+        }
+        (0..self.shape.ranks()).map(|rank| self.rank(Rank(rank))).collect()
+    }
+
+    fn join(&self, strands: &mut [Strand], slots: u32, shift: impl Fn(Rank) -> Option<i64>) {
         for strand in &mut *strands {
             strand.joined = fuse::joins_next(&strand.groups, strand.ahead as usize);
         }
-        let is_right = check::run(strands, self.options.slots)
+        let is_right = check::run(strands, slots)
             .is_ok_and(|history| check::premature_stores(strands, &history, &self.messages, shift).is_empty());
         if !is_right {
             for strand in strands {
@@ -424,10 +502,12 @@ impl<'a> Plan<'a> {
     }
 
     fn traffic(&self, rank: Rank) -> Vec<Traffic> {
-        let count = |from, to, direct| {
+        let of = |from, to, direct| {
             let list = self.messages.get(&(from, to)).map_or(&[][..], Vec::as_slice);
-            list.iter().filter(|message| message.is_direct == direct).count() as u32
+            list.iter().filter(move |message| message.is_direct == direct)
         };
+        let count = |from, to, direct| of(from, to, direct).count() as u32;
+        let late = |from, to| of(from, to, false).map(|message| message.late).max().unwrap_or(0);
         (0..self.shape.ranks())
             .map(Rank)
             .map(|peer| Traffic {
@@ -435,6 +515,8 @@ impl<'a> Plan<'a> {
                 sent_staged: count(rank, peer, false),
                 received_direct: count(peer, rank, true),
                 received_staged: count(peer, rank, false),
+                sent_late: late(rank, peer),
+                received_late: late(peer, rank),
             })
             .collect()
     }
@@ -443,17 +525,26 @@ impl<'a> Plan<'a> {
         let (raw, scratch) = fuse::bind(&self.steps[rank.index()], rank, &self.messages);
         let shared = self.shape.shared(rank).filter(|_| self.options.in_place);
         let shift = shared.map(|shared| i64::from(shared.output) - i64::from(shared.input));
-        let groups = fuse::group(fuse::fuse(raw), shift);
-        let ahead = if self.options.ahead > 0 {
-            fuse::leading(&groups)
-        } else {
-            0
+        let mut groups = fuse::group(fuse::fuse(raw), shift);
+        let peers = self.traffic(rank);
+        let (ahead, behind) = match self.options.pipelined {
+            true => fuse::stages(&groups, self.mixes),
+            false => (0, 0),
         };
+        // Numbers of no message are not waited for.
+        if let Some(last) = groups.last_mut() {
+            let late = peers.iter().enumerate().filter(|(_, peer)| peer.received_late > 0);
+            last.last_signals.extend(late.map(|(from, peer)| Signal::Credit {
+                peer: Rank(from as u32),
+                staged: (1 + peer.received_late) * peer.received_staged - 1,
+            }));
+        }
         Strand {
             groups,
             ahead,
+            behind,
             joined: false,
-            peers: self.traffic(rank),
+            peers,
             scratch,
         }
     }
@@ -479,8 +570,8 @@ fn defer_signals(strands: &mut [Strand]) {
             _ => false,
         };
         for group in &mut strand.groups {
-            let (last_signals, signals) = group.signals.iter().partition(|word| is_late(word));
-            group.last_signals = last_signals;
+            let (last_signals, signals): (Vec<_>, Vec<_>) = group.signals.iter().partition(|word| is_late(word));
+            group.last_signals.extend(last_signals);
             group.signals = signals;
         }
     }

@@ -33,12 +33,12 @@ fn every_schedule_lowers_with_slots_for_its_longest_spans() {
                     .into_iter()
                     .filter(|in_place| !in_place || schedule.in_place())
                 {
-                    for (direct, ahead) in [(false, 0), (false, 1), (true, 0), (true, 1)] {
+                    for (direct, pipelined) in [(false, false), (false, true), (true, false), (true, true)] {
                         let options = Options {
                             in_place,
                             direct,
                             slots: 16,
-                            ahead,
+                            pipelined,
                         };
                         let lowered = lower(&*schedule, options).unwrap_or_else(|error| {
                             panic!("{collective} {algorithm} among {ranks}, {options:?}: {error}")
@@ -48,6 +48,12 @@ fn every_schedule_lowers_with_slots_for_its_longest_spans() {
                             "{collective} {algorithm} among {ranks}, {options:?}"
                         );
                         assert!(lowered.iter().all(|rank| rank.all == lowered[0].all));
+                        for strand in lowered.iter().flat_map(|rank| &rank.strands) {
+                            assert!(
+                                check::credits_are_true(strand),
+                                "{collective} {algorithm} among {ranks}, {options:?}"
+                            );
+                        }
                     }
                 }
             }
@@ -70,7 +76,7 @@ fn four_slots_suffice_for_direct_and_ring_schedules() {
                         in_place: false,
                         direct,
                         slots: 4,
-                        ahead: 1,
+                        pipelined: true,
                     };
                     let found = lower(&*schedule(algorithm, collective, ranks), options);
                     assert!(
@@ -90,7 +96,7 @@ fn too_few_slots_are_an_error_and_no_deadlock() {
         in_place: false,
         direct: false,
         slots: 2,
-        ahead: 0,
+        pipelined: false,
     };
     let halving = schedule(Algorithm::HalvingDoubling, Collective::AllReduce, 8);
     assert!(matches!(
@@ -107,7 +113,7 @@ fn full_mesh_groups_sends_and_fuses_stores() {
             in_place,
             direct: true,
             slots: 4,
-            ahead: 1,
+            pipelined: true,
         };
         for (rank, lowered) in lower(&*mesh, options).unwrap().iter().enumerate() {
             let [strand] = lowered.strands.as_slice() else {
@@ -140,13 +146,35 @@ fn full_mesh_groups_sends_and_fuses_stores() {
     }
 }
 
+/// Without mapped outputs sums go through the FIFOs, as the parts of later slices do.
+#[test]
+fn a_full_mesh_of_fifos_is_pipelined() {
+    let options = Options {
+        in_place: false,
+        direct: false,
+        slots: 4,
+        pipelined: true,
+    };
+    for lowered in lower(&*schedule(Algorithm::FullMesh, Collective::AllReduce, 4), options).unwrap() {
+        let strand = &lowered.strands[0];
+        assert_eq!((strand.groups.len(), strand.ahead, strand.behind), (3, 1, 1));
+        assert!(strand.joined && lowered.all.slots == 8);
+        let late: Vec<_> = strand
+            .peers
+            .iter()
+            .map(|peer| (peer.sent_late, peer.received_late))
+            .collect();
+        assert_eq!(late.iter().filter(|late| **late == (1, 1)).count(), 3, "{late:?}");
+    }
+}
+
 #[test]
 fn leading_sends_join_the_reduction() {
     let options = Options {
         in_place: false,
         direct: true,
         slots: 4,
-        ahead: 1,
+        pipelined: true,
     };
     let of = |algorithm, collective, options| lower(&*schedule(algorithm, collective, 4), options).unwrap();
     for (algorithm, collective, joined) in [
@@ -161,7 +189,10 @@ fn leading_sends_join_the_reduction() {
             ranks.iter().all(|rank| rank.strands.iter().all(|strand| strand.joined))
         };
         assert_eq!(all_joined(options), joined, "{collective} {algorithm}");
-        let in_step = Options { ahead: 0, ..options };
+        let in_step = Options {
+            pipelined: false,
+            ..options
+        };
         assert!(!all_joined(in_step), "{collective} {algorithm}: nothing is ahead");
     }
     // Stores into a chain's outputs are forwarded in every slice, except the last rank's.
@@ -203,6 +234,7 @@ fn ahead_of_each_other(slots: u32) -> Result<(), Rank> {
         Strand {
             groups: vec![group(credit, staged), group(staged, credit)],
             ahead: 1,
+            behind: 0,
             joined: true,
             peers: vec![traffic; 2],
             scratch: 0,
@@ -257,8 +289,7 @@ fn store_into_what_is_read(waits: bool) -> [Strand; 2] {
             .map(|(direct, staged)| Traffic {
                 sent_direct: direct,
                 sent_staged: staged,
-                received_direct: 0,
-                received_staged: 0,
+                ..Traffic::default()
             })
             .into(),
         ..Strand::default()
@@ -274,6 +305,8 @@ fn premature_stores_are_detected() {
     let message = |is_direct: bool| Message {
         output: is_direct.then_some(0),
         is_direct,
+        index: 0,
+        late: 0,
         number: 0,
     };
     let messages = Messages::from([
