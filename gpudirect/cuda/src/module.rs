@@ -273,18 +273,18 @@ impl Kernel {
                     attributes: attributes.as_mut_ptr(),
                     count: 2,
                 };
-                // SAFETY: as below; and the driver copies the configuration.
+                // SAFETY: the function and the stream are live; the driver copies the configuration
+                // and the arguments, and the caller vouches for them and their use.
                 return unsafe { launch(&raw const config, self.raw, parameters, ptr::null_mut()) };
             }
             if cooperative {
                 let launch = table.launch_cooperative_kernel;
-                // SAFETY: the function and the stream are live; the driver copies the arguments,
-                // and the caller vouches for them and their use.
+                // SAFETY: as above, without a configuration.
                 unsafe { launch(self.raw, gx, gy, gz, bx, by, bz, shared, stream, parameters) }
             } else {
                 let launch = table.launch_kernel;
                 let extra = ptr::null_mut();
-                // SAFETY: as above.
+                // SAFETY: as above, without a configuration.
                 unsafe { launch(self.raw, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra) }
             }
         };
