@@ -26,7 +26,7 @@ const GRANULE: usize = 128;
 pub(super) const ROUND: u64 = (MAX_THREADS as u64 - 32) * 16 * 8;
 /// Signal flag: only in the last slice.
 const LAST: u64 = 1 << 4;
-/// Signal flag: not where the word that follows is signaled, which covers it.
+/// Signal flag: not sent in a turn in which a later signal of its group covers it.
 const COVERED: u64 = 1 << 5;
 /// The position of the slices by which a signal, and a body, is late: two bits each.
 const WORD_LATE: u32 = 6;
@@ -35,7 +35,7 @@ const BODY_LATE: [u32; 2] = [45, 63];
 const GROUP_LATE: u32 = 48;
 /// The position, in counts of staged messages, of the slices by which the latest are late.
 const TRAFFIC_LATE: u32 = 14;
-/// Slots of a FIFO, and of twice as many half as long ones.
+/// Slots of a FIFO; programs with groups behind divide them in two.
 pub const SLOTS: u32 = 4;
 const MAX_SLOT: u64 = 256 << 10;
 
@@ -120,7 +120,7 @@ pub enum ProgramError {
 doorbell_cuda::kernel_arguments! {
     constants {
         const PROGRAM_VERSION: u64 = VERSION;
-        /// Bits of words signaled only in the last slice, and only without the word that follows.
+        /// Bits of words signaled only in the last slice, and only without one that covers it.
         const LAST: u64 = LAST;
         const COVERED: u64 = COVERED;
         /// Positions of the slices by which a word is late, and the latest of staged messages.
@@ -263,10 +263,10 @@ impl Arguments {
         let granule = GRANULE / bytes;
         // Direct stores into outputs need no slots.
         let has_slots = cut.ll || lowered.all.staged;
-        // FIFOs are as long with more slots.
-        let more = lowered.all.slots.div_ceil(SLOTS);
+        // More slots have the same memory.
+        let parts = lowered.all.slots.div_ceil(SLOTS);
         let (slot, blocks) = match has_slots {
-            true => (arena_layout.max_slice_bytes(cut.ll) / more / 512 * 512, fifos.blocks),
+            true => (arena_layout.max_slice_bytes(cut.ll) / parts / 512 * 512, fifos.blocks),
             false => (u32::MAX, MAX_BLOCKS),
         };
         let scratch = u64::from(cut.blocks) * u64::from(scratch_blocks);
@@ -325,8 +325,8 @@ impl Arguments {
             rank: rank.0,
             ranks: ranks as u32,
             strands,
-            slots: SLOTS * more,
-            slot_bytes: fifos.slot / more / 512 * 512,
+            slots: SLOTS * parts,
+            slot_bytes: fifos.slot / parts / 512 * 512,
             blocks: fifos.blocks,
             scratch_bytes: scratch_bytes as u32,
             scratch_blocks,
@@ -356,8 +356,7 @@ impl Encoder<'_> {
         let all = first
             .chain(Some(joined).filter(|joined| !joined.is_empty()))
             .chain(rest.chunks(1));
-        let latest = (0..strand.groups.len()).map(|group| strand.lateness(group)).max();
-        words.push(self.fit(all.clone().count(), 16)? | u64::from(latest.unwrap_or(0)) << 16);
+        words.push(self.fit(all.clone().count(), 16)? | u64::from(strand.latest()) << 16);
         for peer in &strand.peers {
             let counts = [
                 (peer.sent_direct, 0),
@@ -411,7 +410,7 @@ impl Encoder<'_> {
             }
         }
         let before = words.len();
-        // The last one to a peer, as it is in another slice, says more than the one before.
+        // Of two signals to a peer's flag the second has the greater number.
         let covers = |signal: &Signal, groups: &[(u32, &Group)]| match *signal {
             Signal::Staged { peer: to, .. } => groups
                 .iter()

@@ -102,7 +102,7 @@ struct Collective {
     }
 
     // Signals a word of a group.
-    DOORBELL_INSIDE void tell(uint64_t word, uint32_t turn) {
+    DOORBELL_INSIDE void signal(uint64_t word, uint32_t turn) {
         uint32_t slice;
         if (!is_due(word_late(word), turn, slice) || ((word & LAST) != 0 && slice + 1 < slices)) return;
         // What covers a word is late by a slice more.
@@ -122,11 +122,11 @@ struct Collective {
     }
 
     // By so many threads, of which each has the words for some peers: those for one are sent in order.
-    DOORBELL_INSIDE void tell_all(uint32_t at, uint32_t count, uint32_t turn, uint32_t thread, uint32_t threads) {
+    DOORBELL_INSIDE void signal_all(uint32_t at, uint32_t count, uint32_t turn, uint32_t thread, uint32_t threads) {
         #pragma unroll 1
         for (uint32_t i = 0; i < count; i++) {
             const uint64_t word = op.program[at + i];
-            if ((word >> 8 & 0xff) % threads == thread) tell(word, turn);
+            if ((word >> 8 & 0xff) % threads == thread) signal(word, turn);
         }
     }
 
@@ -553,8 +553,8 @@ struct Collective {
     // Runs one group in this turn. Returns the position of the next one, or 0 if stopped.
     DOORBELL_INSIDE uint32_t group(uint32_t at, uint32_t turn) {
         const uint64_t header = op.program[at];
-        const uint32_t waits = header & 0xff, bodies = header >> 8 & 0xff, operands = header >> 16 & 0xff, tells = header >> 24 & 0xff;
-        const uint32_t wait_at = at + 1, body_at = wait_at + waits, operand_at = body_at + bodies, tell_at = operand_at + operands;
+        const uint32_t waits = header & 0xff, bodies = header >> 8 & 0xff, operands = header >> 16 & 0xff, signals = header >> 24 & 0xff;
+        const uint32_t wait_at = at + 1, body_at = wait_at + waits, operand_at = body_at + bodies, signal_at = operand_at + operands;
         #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < operands; i += threads()) {
             const uint64_t word = op.program[operand_at + i];
@@ -598,11 +598,11 @@ struct Collective {
         sync(threads());
         if (block.stopped) return 0;
         if (!LINES && Signals::have_warp()) {
-            if (threadIdx.x == 0 && tells > 0) block.signals.give(uint64_t(tell_at) << 32 | tells, turn);
+            if (threadIdx.x == 0 && signals > 0) block.signals.give(uint64_t(signal_at) << 32 | signals, turn);
         } else {
-            tell_all(tell_at, tells, turn, threadIdx.x, threads());
+            signal_all(signal_at, signals, turn, threadIdx.x, threads());
         }
-        return tell_at + tells;
+        return signal_at + signals;
     }
 
     // Whether a part of a group has a slice in this turn.
@@ -659,7 +659,7 @@ struct Collective {
         slices = op.longest == 0 ? 1 : static_cast<uint32_t>((longest + op.slice - 1) / op.slice);
         if (!LINES && Signals::have_warp() && threadIdx.x >= WORKERS) {
             block.signals.serve([&](uint64_t range, uint64_t turn, uint32_t lane) {
-                tell_all(static_cast<uint32_t>(range >> 32), static_cast<uint32_t>(range), static_cast<uint32_t>(turn), lane, MOST_BLOCK - WORKERS);
+                signal_all(static_cast<uint32_t>(range >> 32), static_cast<uint32_t>(range), static_cast<uint32_t>(turn), lane, MOST_BLOCK - WORKERS);
             });
             return;
         }

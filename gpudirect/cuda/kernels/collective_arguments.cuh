@@ -7,7 +7,7 @@
 namespace doorbell {
 
 constexpr uint64_t PROGRAM_VERSION = 3;
-// Bits of words signaled only in the last slice, and only without the word that follows.
+// Bits of words signaled only in the last slice, and only without one that covers it.
 constexpr uint64_t LAST = 16;
 constexpr uint64_t COVERED = 32;
 // Positions of the slices by which a word is late, and the latest of staged messages.

@@ -168,8 +168,8 @@ struct Exchanger {
         seen = direction == SEND ? count - SLOTS : count;
         #pragma unroll 1
         for (uint32_t message = 0; message < messages(); message++) {
-            const uint64_t *own = op.messages[first() + (waits ? message : 2 * message)];
-            const uint64_t bytes = own[1], start = begin(bytes, channel), end = begin(bytes, channel + 1);
+            const uint32_t own = first() + (waits ? message : 2 * message);
+            const uint64_t bytes = op.messages[own][1], start = begin(bytes, channel), end = begin(bytes, channel + 1);
             const uint32_t slots = static_cast<uint32_t>((end - start + op.slot_bytes - 1) / op.slot_bytes);
             #pragma unroll 1
             for (uint32_t index = 0; index < (slots == 0 && channel == 0 ? 1 : slots); index++, count++) {
@@ -180,7 +180,7 @@ struct Exchanger {
                     if (stopped) return false;
                 }
                 // The target of a copy follows its source.
-                const uint64_t user = own[0] + at, other = waits ? slot(count) : own[2] + at;
+                const uint64_t user = op.messages[own][0] + at, other = waits ? slot(count) : op.messages[own + 1][0] + at;
                 move_bytes(direction == RECEIVE ? other : user, One{direction == RECEIVE ? user : other}, 1, part(at, end));
                 if (!waits) continue;
                 sync(workers());

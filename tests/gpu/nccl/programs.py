@@ -80,7 +80,7 @@ def work(torch, gpu):
     return zip(*(batches(torch, gpu, 100 + rank) for rank in WORK))
 
 
-def losses(torch, net, given):
+def losses_of(torch, net, given):
     return torch.stack([((net(batch) - wanted) ** 2).mean() for batch, wanted in given])
 
 
@@ -93,7 +93,7 @@ def train(wrap):
     optimiser = torch.optim.SGD(net.parameters(), lr=0.05)
     report = Report()
     for given in work(torch, gpu):
-        found = losses(torch, net, given)
+        found = losses_of(torch, net, given)
         optimiser.zero_grad()
         found.mean().backward()
         optimiser.step()
@@ -179,7 +179,7 @@ def graph():
 
     def step():
         optimiser.zero_grad(set_to_none=False)
-        found = losses(torch, net, static)
+        found = losses_of(torch, net, static)
         found.mean().backward()
         for parameter in net.parameters():
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)

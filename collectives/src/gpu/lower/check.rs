@@ -142,12 +142,8 @@ fn record_signal(
 type Step = Vec<(u32, usize)>;
 
 fn order(strand: &Strand, slices: u32) -> Vec<Step> {
-    let latest = (0..strand.groups.len())
-        .map(|group| strand.lateness(group))
-        .max()
-        .unwrap_or(0);
     let mut order = Vec::new();
-    for turn in 0..slices + latest {
+    for turn in 0..slices + strand.latest() {
         for group in 0..strand.groups.len() {
             let slice = turn.checked_sub(strand.lateness(group)).filter(|slice| *slice < slices);
             let Some(slice) = slice else { continue };

@@ -294,6 +294,12 @@ impl Strand {
             + u32::from(self.behind > 0 && group >= self.groups.len() - self.behind as usize)
     }
 
+    /// That of the latest group.
+    #[must_use]
+    pub fn latest(&self) -> u32 {
+        self.groups.len().checked_sub(1).map_or(0, |last| self.lateness(last))
+    }
+
     fn has_partials(&self) -> bool {
         let is_partial = |operand: &Operand| operand.form == BlockForm::Partial;
         let bodies = self.groups.iter().flat_map(|group| &group.bodies);
