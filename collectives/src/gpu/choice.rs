@@ -29,6 +29,8 @@ const SLICED_BLOCKS: u64 = 128;
 pub(super) enum Choice {
     Small(small::LaunchShape),
     Kernel(Algorithm, LaunchShape),
+    /// As a group of sends and receives.
+    Messages,
     /// By copy engines, with this slice size in bytes of the whole.
     Copies(Algorithm, u64),
     /// Elements before this index by copy engines, the others by kernels concurrently.
@@ -54,7 +56,8 @@ pub(super) const fn reduces_registered_by_copies(ranks: u32) -> bool {
 
 impl Choice {
     /// For elements of a type, so many, and whether the output is registered. Without streams
-    /// beside the caller's, kernels alone; where no kernel may wait, copies.
+    /// beside the caller's, kernels alone; where no kernel may wait, copies. Groups are not for
+    /// ranks that share a GPU, which may not have enough blocks for two groups at once.
     pub(super) fn new(
         options: &GpuOptions,
         (ranks, sharing): (u32, &Sharing),
@@ -96,10 +99,23 @@ impl Choice {
             }
             Executor::Kernel | Executor::Small | Executor::Split | Executor::Staged => {
                 let (algorithm, cut) = kernel(options, (ranks, sharing), collective, (data, bytes, whole), registered);
-                Self::Kernel(algorithm, cut)
+                let may_send = options.executor.is_none() && !registered && !cut.ll && sharing.ranks == 1;
+                match may_send && is_messages(collective) {
+                    true => Self::Messages,
+                    false => Self::Kernel(algorithm, cut),
+                }
             }
         }
     }
+}
+
+/// Whether each part of an input goes to its targets unchanged. The blocks of a group send or
+/// receive; those of a program do both by turns, 0.85 as fast (decision 128).
+fn is_messages(collective: Collective) -> bool {
+    matches!(
+        collective,
+        Collective::AllGather | Collective::AllToAll | Collective::Gather | Collective::Scatter | Collective::SendRecv
+    )
 }
 
 fn short(
@@ -346,8 +362,42 @@ mod tests {
                 Choice::Kernel(..) => Executor::Kernel,
                 Choice::Copies(..) => Executor::Copies,
                 Choice::Split(..) => Executor::Split,
+                Choice::Messages => panic!("an all-reduce"),
             };
             assert_eq!(executor, wanted, "{ranks} ranks, {mib} MiB: {choice:?}");
+        }
+    }
+
+    /// In memory that is not registered, by ranks with a GPU each.
+    #[test]
+    fn long_parts_that_move_unchanged_are_messages() {
+        let moves = [
+            Collective::AllGather,
+            Collective::AllToAll,
+            Collective::Gather,
+            Collective::Scatter,
+            Collective::SendRecv,
+        ];
+        let by_kernels = GpuOptions {
+            executor: Some(Executor::Kernel),
+            ..GpuOptions::default()
+        };
+        let any = GpuOptions::default();
+        for &collective in Collective::ALL {
+            let of = |options, sharing: &Sharing, count, registered| {
+                let given = (DataType::F32, count, registered);
+                let choice = Choice::new(options, (4, sharing), collective, given, true);
+                matches!(choice, Choice::Messages)
+            };
+            assert_eq!(
+                of(&any, &alone(), 1 << 20, false),
+                moves.contains(&collective),
+                "{collective}"
+            );
+            assert!(!of(&any, &alone(), 1 << 20, true), "{collective}");
+            assert!(!of(&any, &alone(), 1 << 10, false), "{collective}");
+            assert!(!of(&any, &on_one_gpu(4), 1 << 20, false), "{collective}");
+            assert!(!of(&by_kernels, &alone(), 1 << 20, false), "{collective}");
         }
     }
 
@@ -444,6 +494,7 @@ mod tests {
                             Choice::Small(cut) => cut.blocks(),
                             Choice::Kernel(_, cut) | Choice::Split(.., (_, cut)) => cut.blocks,
                             Choice::Copies(..) => 0,
+                            Choice::Messages => panic!("{collective}: no launch of these has so few blocks"),
                         };
                         assert!(
                             launched * ranks < room,

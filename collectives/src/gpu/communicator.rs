@@ -15,7 +15,7 @@ use super::call::{Checked, GpuCall};
 use super::choice::{self, Choice};
 use super::copies::{Copies, Operation};
 use super::error::GpuError;
-use super::group::Group;
+use super::group::{self, Group};
 use super::kernels::Kernels;
 use super::options::{Executor, GpuOptions};
 use super::peers::{Mapped, Peers};
@@ -496,6 +496,10 @@ impl GpuCommunicator {
         match choice {
             Choice::Small(cut) => kernels.run_short(call, (checked.input, checked.output), reduction, cut, stream),
             Choice::Kernel(algorithm, cut) => kernels.run(&operation(algorithm, 0), reduction, cut, stream),
+            Choice::Messages => {
+                let messages = group::messages(call, (self.rank(), self.size()), checked)?;
+                kernels.exchange(&Group::of_collective(call.collective, self.rank(), &messages), stream)
+            }
             Choice::Copies(algorithm, slice) => copies.run(&operation(algorithm, slice), stream, has_streams),
             Choice::Split(at, (algorithm, slice), (beside_it, cut)) => {
                 let (first, rest) = split::parts(&operation(algorithm, slice), at, beside_it)?;

@@ -14,7 +14,7 @@ use super::error::GpuError;
 use super::group::Group;
 use super::peers::{Areas, MAX_PEERS, Peers};
 use super::program::ROUND;
-use super::sharing;
+use super::sharing::{self, Blocks};
 use crate::executor::Direction;
 use crate::types::Rank;
 
@@ -25,9 +25,11 @@ const MAX_MESSAGES: usize = 224;
 /// A queue per peer and direction, and one of this rank's messages to itself.
 const MAX_QUEUES: usize = 32;
 /// Maximum thread blocks of sends and receives, all of which must be resident, with those of a
-/// second communicator; and of copies, which wait for nothing.
+/// second communicator; and of copies, which wait for nothing: alone, and beside messages, whose
+/// rate these many reach.
 const MAX_BLOCKS: u32 = 64;
 const MAX_COPY_BLOCKS: u32 = 32;
+const COPY_BLOCKS_BESIDE: u32 = 8;
 /// Channels by which one queue reaches the rate of NVLink.
 const FAST_CHANNELS: u32 = 16;
 /// Slots of a channel.
@@ -78,6 +80,23 @@ impl ExchangeLayout {
             flags,
             counts,
             slots,
+        }
+    }
+
+    /// Assigns thread blocks to a launch's queues, of which copies are the last one. Behind it is
+    /// [`Queue::NONE`]: where there are no copies, blocks of it complete clusters, and end at once.
+    fn assign(&self, queues: &mut [Queue]) -> Blocks {
+        let waiting = queues.iter().take_while(|queue| queue.kind != QueueKind::Copy).count();
+        let (waiting, copies) = queues.split_at_mut(waiting);
+        self.divide(waiting);
+        let all = |queues: &[Queue]| queues.iter().map(|queue| queue.blocks).sum::<u32>();
+        let wait = all(waiting);
+        if let Some(copies) = copies.first_mut().filter(|_| wait > 0) {
+            copies.blocks = sharing::in_clusters(wait, copies.blocks.min(COPY_BLOCKS_BESIDE));
+        }
+        Blocks {
+            all: wait + all(copies),
+            waiting: wait,
         }
     }
 
@@ -230,7 +249,7 @@ impl ExchangeExecutor {
     /// it, or accesses what is received, meanwhile.
     pub(super) unsafe fn launch(&self, stream: &Stream, group: &Group<'_>, uses: &[Span<'_>]) -> Result<(), GpuError> {
         let (arguments, blocks) = self.arguments(group)?;
-        if blocks == 0 {
+        if blocks.all == 0 {
             return Ok(());
         }
         let launch = sharing::launch(blocks, self.threads, self.is_alone);
@@ -248,7 +267,7 @@ impl ExchangeExecutor {
     }
 
     /// The parameter, and the thread blocks.
-    fn arguments(&self, group: &Group<'_>) -> Result<(Arguments, u32), GpuError> {
+    fn arguments(&self, group: &Group<'_>) -> Result<(Arguments, Blocks), GpuError> {
         let mut arenas = [0; MAX_PEERS];
         arenas[..self.arenas.len()].copy_from_slice(&self.arenas);
         let layout = &self.layout;
@@ -335,11 +354,9 @@ impl Encoder {
     }
 
     /// The parameter, and its thread blocks.
-    fn end(mut self, layout: &ExchangeLayout) -> (Arguments, u32) {
-        // Copies, the last queue, wait for nothing.
-        let queues = &mut self.queues[..self.len];
-        let waiting = queues.iter().filter(|queue| queue.kind != QueueKind::Copy).count();
-        layout.divide(&mut queues[..waiting]);
+    fn end(mut self, layout: &ExchangeLayout) -> (Arguments, Blocks) {
+        let queues = &mut self.queues[..=self.len];
+        let blocks = layout.assign(queues);
         for (word, queue) in self.arguments.queues.iter_mut().zip(&*queues) {
             *word = queue.kind as u64
                 | u64::from(queue.peer.0) << 4
@@ -348,7 +365,6 @@ impl Encoder {
                 | (queue.first as u64) << 32
                 | (queue.count as u64) << 48;
         }
-        let blocks = queues.iter().map(|queue| queue.blocks).sum();
         (self.arguments, blocks)
     }
 }
@@ -409,6 +425,7 @@ mod tests {
             blocks in 1_u32..=MAX_BLOCKS,
             peers in 1_u32..MAX_PEERS as u32,
             bytes in prop::collection::vec(0_u64..1 << 30, 1..2 * MAX_PEERS),
+            copied in prop::option::of(1_u32..=MAX_COPY_BLOCKS),
         ) {
             let areas = Areas::new(MAX_PEERS, Sizes::default());
             let layout = ExchangeLayout::new(&areas, peers + 1, blocks);
@@ -430,6 +447,17 @@ mod tests {
             let even = (blocks / queues.len() as u32).max(1);
             queues.iter_mut().for_each(|queue| queue.blocks = even.min(queue.channels));
             prop_assert!(longest <= queues.iter().map(Queue::longest).max());
+            // With copies behind them, or without.
+            let copied = copied.map(|channels| Queue { count: 1, channels, blocks: channels, ..Queue::NONE });
+            queues.extend(copied.into_iter().chain([Queue::NONE]));
+            let launch = layout.assign(&mut queues);
+            prop_assert_eq!(launch.waiting, all);
+            let others = launch.all - all;
+            prop_assert_eq!(others, queues.iter().map(|queue| queue.blocks).sum::<u32>() - all);
+            prop_assert!(copied.is_none() || queues[queues.len() - 2].blocks > 0);
+            prop_assert!(others < COPY_BLOCKS_BESIDE + 4);
+            let is_clustered = sharing::launch(launch, 512, true).cluster > 1;
+            prop_assert_eq!(is_clustered, (16..=32).contains(&all));
         }
     }
 }

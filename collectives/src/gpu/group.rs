@@ -2,6 +2,7 @@
 
 use doorbell_cuda::{Span, Stream};
 
+use super::call::{Checked, GpuCall};
 use super::communicator::GpuCommunicator;
 use super::error::GpuError;
 use crate::communicator::{StagedMessage, StagedOperation, displacements};
@@ -81,6 +82,15 @@ impl<'a> Group<'a> {
         Ok(group)
     }
 
+    /// What [`messages`] returns.
+    pub(super) fn of_collective(collective: Collective, rank: Rank, messages: &'a [GpuMessage<'a>]) -> Self {
+        Self {
+            collective,
+            rank,
+            messages,
+        }
+    }
+
     pub(super) fn misuse(&self, what: String) -> GpuError {
         GpuError::Misuse {
             collective: self.collective,
@@ -139,6 +149,45 @@ impl<'a> Group<'a> {
             overlaps
         })
     }
+}
+
+/// A collective that moves parts unchanged, as messages. What is in place is not copied.
+pub(super) fn messages<'a>(
+    call: &GpuCall<'_>,
+    (rank, ranks): (Rank, u32),
+    checked: &Checked<'a>,
+) -> Result<Vec<GpuMessage<'a>>, GpuError> {
+    let part = call.count * call.data.bytes();
+    let of = |span: Option<Span<'a>>, index: Rank| {
+        let start = index.index() * part;
+        span.map(|span| span.span(start..start + part)).transpose()
+    };
+    let mut messages = Vec::with_capacity(2 * ranks as usize);
+    for peer in (0..ranks).map(Rank).filter(|peer| *peer != rank || !checked.in_place) {
+        let (next, before) = (Rank((rank.0 + 1) % ranks), Rank((rank.0 + ranks - 1) % ranks));
+        let (sent, received) = match call.collective {
+            Collective::AllToAll => (Some(peer), Some(peer)),
+            Collective::AllGather => (Some(Rank(0)), Some(peer)),
+            Collective::Gather => (
+                (peer == call.root).then_some(Rank(0)),
+                (rank == call.root).then_some(peer),
+            ),
+            Collective::Scatter => (
+                (rank == call.root).then_some(peer),
+                (peer == call.root).then_some(Rank(0)),
+            ),
+            _ => ((peer == next).then_some(Rank(0)), (peer == before).then_some(Rank(0))),
+        };
+        let send = sent
+            .and_then(|index| of(checked.input, index).transpose())
+            .transpose()?;
+        let receive = received
+            .and_then(|index| of(checked.output, index).transpose())
+            .transpose()?;
+        messages.extend(send.map(|memory| GpuMessage::send(memory, peer)));
+        messages.extend(receive.map(|memory| GpuMessage::receive(memory, peer)));
+    }
+    Ok(messages)
 }
 
 impl GpuCommunicator {

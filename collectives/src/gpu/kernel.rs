@@ -8,7 +8,7 @@ use super::error::GpuError;
 use super::lower::{self, LowerError, Lowered, Options};
 use super::peers::Areas;
 use super::program::{ArenaLayout, Arguments, CountedLayouts, Function, LaunchShape, MAX_THREADS, Memory, SLOTS};
-use super::sharing;
+use super::sharing::{self, Blocks};
 use crate::plan::{Schedule, Shape};
 use crate::types::{DataType, Rank, ReduceOp};
 
@@ -198,7 +198,7 @@ impl KernelExecutor {
         )
         .map_err(|error| misuse(error.to_string()))?;
         let kernel = self.kernel(function, cut.ll)?;
-        let launch = sharing::launch(cut.blocks, cut.threads, self.is_alone);
+        let launch = sharing::launch(Blocks::waiting(cut.blocks), cut.threads, self.is_alone);
         // SAFETY: the kernel's only parameter is this struct, in its version; the caller vouches
         // for its contents.
         unsafe { kernel.launch(stream, launch, &[&arguments], uses)? };

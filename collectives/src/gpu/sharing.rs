@@ -30,9 +30,9 @@ const BLOCK: u32 = 512;
 const CONCURRENT: u32 = 2;
 /// Multiprocessors without a waiting block, at least.
 const UNOCCUPIED: u32 = 4;
-/// Thread blocks of a cluster, and of launches in clusters. Fewer are for short operations. More
-/// might not all be resident beside those of another communicator, as a cluster needs
-/// multiprocessors of one GPC.
+/// Thread blocks of a cluster, and those that wait in launches in clusters. Fewer are for short
+/// operations. More might not all be resident beside those of another communicator, as a cluster
+/// needs multiprocessors of one GPC.
 const CLUSTER: u32 = 4;
 const CLUSTERED: RangeInclusive<u32> = 16..=32;
 /// Thread block sizes of sends and receives, of which each peer needs two blocks.
@@ -205,15 +205,41 @@ impl Sharing {
     }
 }
 
-/// A launch of thread blocks that wait for those of other ranks.
+/// Thread blocks of a launch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Blocks {
+    pub(super) all: u32,
+    /// The first ones, which wait for other ranks.
+    pub(super) waiting: u32,
+}
+
+impl Blocks {
+    /// All of which wait.
+    pub(super) fn waiting(blocks: u32) -> Self {
+        Self {
+            all: blocks,
+            waiting: blocks,
+        }
+    }
+}
+
+/// Of blocks that do not wait, how many there are to be beside `waiting` ones for whole clusters.
+pub(super) fn in_clusters(waiting: u32, others: u32) -> u32 {
+    match CLUSTERED.contains(&waiting) {
+        true => (waiting + others).next_multiple_of(CLUSTER) - waiting,
+        false => others,
+    }
+}
+
+/// A launch of thread blocks, some of which wait for those of other ranks.
 ///
 /// In clusters the driver places blocks elsewhere: of the places it chooses for 32 single blocks,
 /// NVLink takes 0.85 of the bytes per second that it takes from clusters of four (docs/LOG.md).
-pub(super) fn launch(blocks: u32, threads: u32, is_alone: bool) -> Launch {
-    let clustered = is_alone && CLUSTERED.contains(&blocks) && blocks.is_multiple_of(CLUSTER);
+pub(super) fn launch(blocks: Blocks, threads: u32, is_alone: bool) -> Launch {
+    let clustered = is_alone && CLUSTERED.contains(&blocks.waiting) && blocks.all.is_multiple_of(CLUSTER);
     Launch {
         cluster: if clustered { CLUSTER } else { 1 },
-        ..Launch::linear(blocks, threads)
+        ..Launch::linear(blocks.all, threads)
     }
 }
 

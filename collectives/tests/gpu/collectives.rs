@@ -1,7 +1,7 @@
 //! Results of all collectives, for all types and operators, in place and not, on registered and
 //! unregistered memory, among GPUs and staged through the host.
 
-use doorbell_collectives::gpu::{Executor, GpuCommunicator, GpuOptions};
+use doorbell_collectives::gpu::{Executor, GpuCommunicator, GpuOptions, Sizes};
 use doorbell_collectives::kernel::{F8E4M3, F8E5M2, bf16, f16};
 use doorbell_collectives::plan::Collective;
 use doorbell_collectives::reference::{Case, Number};
@@ -93,6 +93,22 @@ fn a_long_all_reduce_by_copies() {
 #[test]
 fn every_collective_by_kernels() {
     every_collective(&by(Executor::Kernel), &[0, 1, 3001, 50_000]);
+}
+
+/// Too long for the LL protocol, without memory for the kernel of short operations, and with slots
+/// of which a part takes several: what moves parts unchanged is a group of sends and receives.
+#[test]
+fn every_collective_as_messages() {
+    let sizes = Sizes {
+        small: 0,
+        exchange: 1 << 20,
+        ..small().sizes.unwrap()
+    };
+    let options = GpuOptions {
+        sizes: Some(sizes),
+        ..small()
+    };
+    every_collective(&options, &[16_385, 70_001]);
 }
 
 #[test]

@@ -38,15 +38,18 @@ ROUNDING, ROUNDING64 = 0.01, 1e-9
 FACTOR = 10
 # How NCCL sums for the comparison with itself.
 RING, TREE = ({"NCCL_ALGO": each} for each in ("ring", "ring;allreduce:tree"))
-# Seconds within which a survivor ends.
-SURVIVES = 60
+# Seconds that ranks work before one is killed, and within which a survivor ends.
+WORKS, SURVIVES = 2, 60
 # What one process can do for all ranks.
 TRAINING = {"DDP", "FSDP1", "FSDP2", "tensor parallel", "pipeline", "CUDA graph"}
 # Of these one process multiplies matrices of other shapes, and so rounds otherwise, with any number of ranks.
 OTHER_PRODUCTS = {"tensor parallel"}
 # NCCL hangs where ranks feed two communicators in opposite orders, and counts are ours alone.
 ALONE = {"two communicators", "communicators"}
-ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "MASTER_ADDR": "127.0.0.1", "PYTHONUNBUFFERED": "1", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "MASTER_ADDR": "127.0.0.1", "PYTHONUNBUFFERED": "1"}
+# Of an error that PyTorch's watchdog is the first to see it waits for dumps of all ranks, four times this long
+# (one minute unless told otherwise), before it ends the process.
+ENVIRONMENT |= {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
 
 
 def start(program, args, library, more=()):
@@ -144,15 +147,24 @@ def survivor(args, library):
     """Whether rank 0 gets an error after the last rank was killed, and ends."""
     started = start("killed", args, library)
     process, output = started[0]
-    time.sleep(args.before_kill)
+
+    def said():
+        # Read without the offset that the process writes at.
+        return os.pread(output.fileno(), 1 << 20, 0).decode(errors="replace")
+
+    until = time.time() + args.limit * max(args.ranks / 2, 1)
+    while "works" not in said():
+        if process.poll() is not None or time.time() > until:
+            print(f"  killed: rank 0 did not begin: {end(started, 0.2)[0]}", flush=True)
+            return False
+        time.sleep(0.1)
+    time.sleep(WORKS)
     os.killpg(started[-1][0].pid, signal.SIGKILL)
     since, took, error, shown = time.time(), 0.0, None, False
     while process.poll() is None and took < SURVIVES:
         time.sleep(0.1)
         took = time.time() - since
-        # Read without the offset that the process writes at.
-        text = os.pread(output.fileno(), 1 << 20, 0).decode(errors="replace")
-        if error is None and "rror" in text:
+        if error is None and "rror" in said():
             error = took
         if not shown and took > SURVIVES / 4:
             # What it waits for, and the stacks of its Python, which its handler of the signal writes.
@@ -177,7 +189,6 @@ def main():
     parser.add_argument("--ranks-per-gpu", type=int, default=1)
     parser.add_argument("--operations", type=int, default=10_000, help="those of mixed operations")
     parser.add_argument("--limit", type=float, default=120, help="seconds of a program of two ranks, of more in proportion")
-    parser.add_argument("--before-kill", type=float, default=20, help="seconds until a rank is killed")
     args = parser.parse_intermixed_args()
     failed = []
     with tempfile.TemporaryDirectory() as folder:

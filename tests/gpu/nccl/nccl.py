@@ -34,8 +34,9 @@ ENVIRONMENT = {
     "MASTER_ADDR": "127.0.0.1",
     "WORLD_SIZE": "2",
     "PYTHONUNBUFFERED": "1",
-    # An error ends a rank at once.
+    # An error ends a rank at once: PyTorch's watchdog waits four times this long for dumps of all ranks.
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",
 }
 STAGED, REGISTERED = {"NCCL_NET_GDR_LEVEL": "LOC"}, {"NCCL_NET_GDR_LEVEL": "SYS"}
 failed = []

@@ -301,6 +301,9 @@ def work_until_killed():
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch, dist, gpu = torch_rank()
     tensor, end = torch.zeros(4 << 20, device=gpu), time.time() + 60
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    print("works", flush=True)
     while time.time() < end:
         dist.all_reduce(tensor)
         torch.cuda.synchronize()

@@ -65,6 +65,7 @@ impl GpuCommunicator {
         match Choice::new(&self.options, (self.size(), &self.sharing), collective, given, true) {
             Choice::Small(cut) => (Executor::Small, Some(cut.algorithm(collective))),
             Choice::Kernel(algorithm, _) => (Executor::Kernel, Some(algorithm)),
+            Choice::Messages => (Executor::Kernel, Some(Algorithm::FullMesh)),
             Choice::Copies(algorithm, _) => (Executor::Copies, Some(algorithm)),
             Choice::Split(_, (algorithm, _), _) => (Executor::Split, Some(algorithm)),
         }
