@@ -2,7 +2,7 @@
 
 use super::options::{Executor, GpuOptions};
 use super::peers::Sizes;
-use super::program::{LaunchShape, MAX_THREADS};
+use super::program::{LaunchShape, MAX_THREADS, ROUND};
 use super::sharing::Sharing;
 use super::small;
 use crate::algorithm::Algorithm;
@@ -274,11 +274,17 @@ fn kernel(
             Some(_) => (SLICE * SLICED_BLOCKS / u64::from(blocks)).max(SLICE),
             None => SLICE,
         };
+        // Each turn of a pipelined all-reduce takes 12 µs and the time of its bytes. Longer slices
+        // are whole rounds of the kernel.
+        let shortest = match collective {
+            Collective::AllReduce => longest.min(2 * ROUND).max(SLICE),
+            _ => SLICE,
+        };
         // The next rank of a chain starts one slice later, but signaling a slice takes until all
         // its stores have arrived.
         let slice = match is_chain {
             true => (share / 4).clamp(32 << 10, longest).next_power_of_two(),
-            false => (share / 4).clamp(SLICE, longest),
+            false => (share / 4).clamp(shortest, longest),
         };
         LaunchShape {
             blocks,
@@ -424,23 +430,36 @@ mod tests {
 
     #[test]
     fn few_blocks_have_long_slices_of_what_is_not_registered() {
-        let slice = |blocks, mib: usize, registered| {
+        let slice_of = |collective, blocks, mib: usize, registered| {
             let options = GpuOptions {
                 blocks,
                 ..GpuOptions::default()
             };
             let given = (DataType::F32, mib << 18, registered);
-            match Choice::new(&options, (2, &alone()), Collective::Broadcast, given, true) {
+            match Choice::new(&options, (2, &alone()), collective, given, true) {
                 Choice::Kernel(_, cut) => cut.slice,
                 choice => panic!("{mib} MiB: {choice:?}"),
             }
         };
+        let slice = |blocks, mib, registered| slice_of(Collective::Broadcast, blocks, mib, registered);
         assert_eq!(slice(Some(32), 256, false), 256 << 10);
         assert_eq!(slice(Some(32), 16, false), 128 << 10);
         assert_eq!(slice(Some(32), 8, false), 64 << 10);
         assert_eq!(slice(Some(32), 2, false), 64 << 10);
         for (blocks, registered) in [(Some(32), true), (None, false), (Some(256), false)] {
             assert_eq!(slice(blocks, 256, registered), 64 << 10, "{blocks:?}, {registered}");
+        }
+        for (blocks, mib, wanted) in [
+            (Some(32), 4, 120),
+            (Some(32), 16, 120),
+            (Some(32), 256, 256),
+            (None, 16, 64),
+        ] {
+            assert_eq!(
+                slice_of(Collective::AllReduce, blocks, mib, false),
+                wanted << 10,
+                "{mib} MiB"
+            );
         }
     }
 

@@ -32,7 +32,8 @@ pub struct Sizes {
     pub slots: usize,
     /// Slots and progress counters of the kernel for short operations (default 32 MiB).
     pub small: usize,
-    /// Flags and slots of messages between pairs of ranks (default 16 MiB).
+    /// Flags and slots of messages between pairs of ranks, and of collectives that move long parts
+    /// unchanged (default 16 MiB).
     pub exchange: usize,
     /// The kernels' FIFOs (default 128 MiB: slices of 64 KiB for 128 thread blocks, four ranks).
     pub fifos: usize,

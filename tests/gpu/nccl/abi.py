@@ -3,7 +3,8 @@
 
 Checks that both give the same results (the same bits where two ranks are summed, else losses within
 1 %, as the order of a sum differs), that a survivor gets an error when a rank is killed and ends,
-and prints the median and the longest time of a step. NVLink's multicast is off for NCCL.
+and prints the median and the longest time of a step, with --turns also medians of several runs. NVLink's
+multicast is off for NCCL.
 
 Training amplifies what sums in another order differ by, some programs to more than 1 %. What distinguishes
 this from a fault: in float64 the same program's losses are within 1e-9, and in float32 NCCL's by
@@ -22,6 +23,7 @@ Exit status: 0, or 1 when a check failed.
 import argparse
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -181,6 +183,25 @@ def survivor(args, library):
     return status not in (None, 0)
 
 
+def compared(program, args, library):
+    """Whether both give the same, and the medians of their steps."""
+    ours = run(program, args, library)
+    is_alone = program in ALONE or args.ranks_per_gpu > 1 and program not in TRAINING
+    theirs = ours if is_alone else run(program, args, None)
+    apart = difference(ours, theirs) if ours and theirs else float("inf")
+    has_equal_sums = args.ranks == 2 and (args.ranks_per_gpu == 1 or program not in OTHER_PRODUCTS)
+    passed = apart <= (0.0 if has_equal_sums else ROUNDING)
+    if not passed and ours and theirs and not has_equal_sums:
+        passed = is_rounding(program, args, library, apart)
+    both = (ours, theirs)
+    times = " and ".join(f"{each[1]} ms, {each[2]} in step {each[3]} ({each[0]})" if each else "failed" for each in both)
+    other = "NCCL" if args.ranks_per_gpu == 1 else "one process"
+    if not passed and ours and theirs:
+        print(f"    losses, Doorbell's and {other}'s:", *(f"{a} {b};" for a, b in zip(ours[4:], theirs[4:])))
+    print(f"  {program}: {'ok' if passed else 'FAILED'}, apart {apart:.1e}: Doorbell and {other} {times}", flush=True)
+    return passed, [float(each[1]) if each else float("nan") for each in both]
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("library")
@@ -189,6 +210,7 @@ def main():
     parser.add_argument("--ranks-per-gpu", type=int, default=1)
     parser.add_argument("--operations", type=int, default=10_000, help="those of mixed operations")
     parser.add_argument("--limit", type=float, default=120, help="seconds of a program of two ranks, of more in proportion")
+    parser.add_argument("--turns", type=int, default=1, help="how often both libraries run each program, by turns")
     args = parser.parse_intermixed_args()
     failed = []
     with tempfile.TemporaryDirectory() as folder:
@@ -199,21 +221,11 @@ def main():
             if program == "killed":
                 passed = survivor(args, library)
             else:
-                ours = run(program, args, library)
-                is_alone = program in ALONE or args.ranks_per_gpu > 1 and program not in TRAINING
-                theirs = ours if is_alone else run(program, args, None)
-                apart = difference(ours, theirs) if ours and theirs else float("inf")
-                has_equal_sums = args.ranks == 2 and (args.ranks_per_gpu == 1 or program not in OTHER_PRODUCTS)
-                passed = apart <= (0.0 if has_equal_sums else ROUNDING)
-                if not passed and ours and theirs and not has_equal_sums:
-                    passed = is_rounding(program, args, library, apart)
-                times = " and ".join(
-                    f"{each[1]} ms, {each[2]} in step {each[3]} ({each[0]})" if each else "failed" for each in (ours, theirs)
-                )
-                other = "NCCL" if args.ranks_per_gpu == 1 else "one process"
-                if not passed and ours and theirs:
-                    print(f"    losses, Doorbell's and {other}'s:", *(f"{a} {b};" for a, b in zip(ours[4:], theirs[4:])))
-                print(f"  {program}: {'ok' if passed else 'FAILED'}, apart {apart:.1e}: Doorbell and {other} {times}", flush=True)
+                turns = [compared(program, args, library) for _ in range(args.turns)]
+                passed = all(passed for passed, _ in turns)
+                if args.turns > 1:
+                    medians = (statistics.median(times) for times in zip(*(times for _, times in turns)))
+                    print(f"  {program}: medians of {args.turns} turns", *(f"{each:.3f} ms" for each in medians), flush=True)
             if not passed:
                 failed.append(program)
     print(f"failed: {', '.join(failed)}" if failed else "no check failed")
