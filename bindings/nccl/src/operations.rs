@@ -162,18 +162,21 @@ pub(crate) fn enqueue<'a>(
     work: impl Iterator<Item = &'a Work>,
 ) -> Result<(), Failure> {
     let ready = communicator.ready()?;
-    let mut messages = Vec::new();
-    for Work { stream, kind } in work {
-        match kind {
-            Kind::Collective(call) => ready.run(call, &ready.stream(*stream)?)?,
-            Kind::Message {
-                direction,
-                peer,
-                memory,
-            } => messages.push((*stream, *direction, *peer, *memory)),
+    // A group of several GPUs has another one's context current.
+    ready.gpu.context().while_current(|| {
+        let mut messages = Vec::new();
+        for Work { stream, kind } in work {
+            match kind {
+                Kind::Collective(call) => ready.run(call, &ready.stream(*stream)?)?,
+                Kind::Message {
+                    direction,
+                    peer,
+                    memory,
+                } => messages.push((*stream, *direction, *peer, *memory)),
+            }
         }
-    }
-    ready.exchange(&messages)
+        ready.exchange(&messages)
+    })?
 }
 
 impl Ready {

@@ -277,7 +277,7 @@ fn kernel(
         // Each turn of a pipelined all-reduce takes 12 µs and the time of its bytes. Longer slices
         // are whole rounds of the kernel.
         let shortest = match collective {
-            Collective::AllReduce => longest.min(2 * ROUND).max(SLICE),
+            Collective::AllReduce => longest.clamp(SLICE, 2 * ROUND),
             _ => SLICE,
         };
         // The next rank of a chain starts one slice later, but signaling a slice takes until all

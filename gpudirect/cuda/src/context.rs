@@ -214,6 +214,13 @@ impl Context {
     pub(crate) fn enter(&self) -> Result<Entered<'_>, Error> {
         self.0.enter()
     }
+
+    /// Makes it current in this thread while `work` runs, instead of in each call of this crate.
+    #[doc(alias("cuCtxPushCurrent", "cuCtxPopCurrent"))]
+    pub fn while_current<R>(&self, work: impl FnOnce() -> R) -> Result<R, Error> {
+        let _entered = self.enter()?;
+        Ok(work())
+    }
 }
 
 impl Inner {

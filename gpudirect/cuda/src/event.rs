@@ -102,6 +102,11 @@ impl Event {
         &self.inner
     }
 
+    /// Whether this is the only handle, also of those that contexts have.
+    pub(crate) fn is_held_once(&mut self) -> bool {
+        Arc::get_mut(&mut self.inner).is_some()
+    }
+
     pub(crate) fn is_opened(&self) -> bool {
         self.inner.opened
     }

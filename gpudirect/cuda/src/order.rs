@@ -1,6 +1,7 @@
 //! An order of operations across streams and graphs.
 
 use core::fmt;
+use std::collections::VecDeque;
 use std::ptr;
 use std::sync::Arc;
 
@@ -23,16 +24,53 @@ pub struct StreamOrder {
     /// In which the first operation that is captured records the event that graphs share: made
     /// beforehand, as little as possible is made while operations wait for other ranks.
     recorder: Stream,
-    /// The last operation that was enqueued directly: its stream, unless that was borrowed, as
-    /// another stream may have the address then, and its end.
-    last: Option<(Option<Stream>, Event)>,
+    /// The last operation that was enqueued directly: its stream and its end.
+    last: Option<(Known, Event)>,
+    /// Ends of operations, to be used again once nothing else holds them.
+    ends: VecDeque<Event>,
     shared: Option<Event>,
+}
+
+/// Ends that are kept: more than a watchdog holds at a time.
+const ENDS: usize = 256;
+/// Of these, how many are checked for one to use again.
+const CHECKED: usize = 4;
+
+/// What a stream is known by. A borrowed one may be destroyed, and another one have its address.
+#[derive(Debug)]
+enum Known {
+    Kept(Stream),
+    Id(u64),
+    /// A borrowed one, of a driver that has no numbers for streams.
+    Not,
+}
+
+impl Known {
+    fn of(stream: &Stream) -> Result<Self, Error> {
+        if stream.follower().is_none() {
+            return Ok(Self::Kept(stream.clone()));
+        }
+        Ok(stream.id()?.map_or(Self::Not, Self::Id))
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Kept(one), Self::Kept(other)) => one.as_raw() == other.as_raw(),
+            (Self::Id(one), Self::Id(other)) => one == other,
+            _ => false,
+        }
+    }
 }
 
 /// An operation between its [begin](StreamOrder::begin) and its [end](StreamOrder::end), both in
 /// one thread, which may load and allocate meanwhile even if the operation is captured.
 #[must_use = "an operation has an end"]
-pub struct Turn(Option<(Arc<Captured>, RelaxedCapture)>);
+pub struct Turn(Kind);
+
+enum Kind {
+    Captured(Arc<Captured>, RelaxedCapture),
+    Direct(Known),
+}
 
 impl StreamOrder {
     /// An order without operations.
@@ -41,6 +79,7 @@ impl StreamOrder {
             context: context.clone(),
             recorder: Stream::new(context)?,
             last: None,
+            ends: VecDeque::new(),
             shared: None,
         })
     }
@@ -50,32 +89,50 @@ impl StreamOrder {
         if let Some(captured) = stream.captured()? {
             let relaxed = RelaxedCapture::enter(self.context.driver());
             captured.begin(self.share()?, stream)?;
-            return Ok(Turn(Some((captured, relaxed))));
+            return Ok(Turn(Kind::Captured(captured, relaxed)));
         }
+        let known = Known::of(stream)?;
         match (&self.shared, &self.last) {
             (Some(shared), _) => stream.wait(shared)?,
-            (None, Some((Some(before), _))) if before.as_raw() == stream.as_raw() => {}
-            (None, Some((_, end))) => stream.wait(end)?,
-            (None, None) => {}
+            (None, Some((before, end))) if !before.is(&known) => stream.wait(end)?,
+            (None, _) => {}
         }
-        Ok(Turn(None))
+        Ok(Turn(Kind::Direct(known)))
     }
 
     /// Ends an operation, whose work is the last one of `stream`. Returns the event of its end,
     /// unless it was captured: there is none before a launch, and then there may be several.
     pub fn end(&mut self, turn: Turn, stream: &Stream) -> Result<Option<Event>, Error> {
-        if let Some((captured, _relaxed)) = turn.0 {
-            captured.end(self.share()?, stream)?;
-            return Ok(None);
-        }
-        let end = Event::new(&self.context)?;
+        let known = match turn.0 {
+            Kind::Captured(captured, _relaxed) => {
+                captured.end(self.share()?, stream)?;
+                return Ok(None);
+            }
+            Kind::Direct(known) => known,
+        };
+        let end = self.unused_end()?;
         stream.record_end(&end)?;
         if let Some(shared) = &self.shared {
             stream.record(shared)?;
         }
-        let kept = stream.follower().is_none().then(|| stream.clone());
-        self.last = Some((kept, end.clone()));
+        self.last = Some((known, end.clone()));
+        if self.ends.len() == ENDS {
+            self.ends.pop_front();
+        }
+        self.ends.push_back(end.clone());
         Ok(Some(end))
+    }
+
+    /// An event that nothing else holds. What streams wait for of an earlier record stays that.
+    fn unused_end(&mut self) -> Result<Event, Error> {
+        for _ in 0..CHECKED {
+            let Some(mut end) = self.ends.pop_front() else { break };
+            if end.is_held_once() {
+                return Ok(end);
+            }
+            self.ends.push_back(end);
+        }
+        Event::new(&self.context)
     }
 
     /// The end of the last operation that was enqueued directly.
@@ -111,16 +168,17 @@ impl Turn {
     pub fn can_span(&self, other: &Stream) -> bool {
         let state = other.inner().state();
         match (&self.0, &state.capture) {
-            (None, _) => true,
-            (Some((captured, _)), Some(others)) => Arc::ptr_eq(captured, others),
-            (Some(_), None) => false,
+            (Kind::Direct(_), _) => true,
+            (Kind::Captured(captured, _), Some(others)) => Arc::ptr_eq(captured, others),
+            (Kind::Captured(..), None) => false,
         }
     }
 }
 
 impl fmt::Debug for Turn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Turn").field(&self.0.is_some()).finish()
+        let is_captured = matches!(self.0, Kind::Captured(..));
+        f.debug_tuple("Turn").field(&is_captured).finish()
     }
 }
 

@@ -127,6 +127,19 @@ impl Stream {
         Ok(stream)
     }
 
+    /// A number that no other stream of the program has or will have, if the driver has such.
+    pub(crate) fn id(&self) -> Result<Option<u64>, Error> {
+        let Some(get_id) = self.driver().table().stream_get_id else {
+            return Ok(None);
+        };
+        let _entered = self.0.context.enter()?;
+        let mut id = 0;
+        // SAFETY: the pointer is to a local number; the stream is live.
+        let status = unsafe { get_id(self.0.raw, &raw mut id) };
+        self.check(status, "cuStreamGetId")?;
+        Ok(Some(id))
+    }
+
     /// What follows its work, if it is [borrowed](Self::borrow_raw).
     pub(crate) fn follower(&self) -> Option<&Follower> {
         match &self.0.origin {

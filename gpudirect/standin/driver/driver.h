@@ -211,6 +211,8 @@ struct Program {
 
 struct Stream {
     int device;
+    // Of no other stream.
+    uint64_t id;
     std::deque<Work> queue;
     uint64_t put = 0, done = 0;
     bool running = false, destroyed = false;

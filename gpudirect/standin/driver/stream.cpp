@@ -334,8 +334,10 @@ Status perform(Held &held, const Work &work) {
 EXPORT cuStreamCreateWithPriority(Stream **stream, unsigned flags, int) {
     ENTER;
     if (flags != 1) return INVALID_VALUE;
+    static uint64_t last_id = 0;
     *stream = new Stream;
     (*stream)->device = current_device();
+    (*stream)->id = ++last_id;
     streams.push_back(*stream);
     if (settings.mode == Mode::PROMPT) start(**stream, serve);
     count(STREAM, 1);
@@ -344,6 +346,12 @@ EXPORT cuStreamCreateWithPriority(Stream **stream, unsigned flags, int) {
 
 EXPORT cuStreamCreate(Stream **stream, unsigned flags) {
     return cuStreamCreateWithPriority(stream, flags, 0);
+}
+
+EXPORT cuStreamGetId(Stream *stream, unsigned long long *id) {
+    ENTER;
+    *id = stream->id;
+    return OK;
 }
 
 // Does not wait: enqueued work is executed as usual.

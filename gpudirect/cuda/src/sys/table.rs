@@ -168,6 +168,8 @@ table! {
         fn stream_wait_value64 = "cuStreamWaitValue64_v2"(stream: RawStream, address: Address, value: u64, flags: c_uint);
         // CUDA 11.8.
         fn launch_kernel_ex = "cuLaunchKernelEx"(config: *const LaunchConfig, function: RawFunction, parameters: *mut *mut c_void, extra: *mut *mut c_void);
+        // CUDA 12.0.
+        fn stream_get_id = "cuStreamGetId"(stream: RawStream, id: *mut c_ulonglong);
         // CUDA 12.8, and the 13.0 version.
         fn memcpy_batch_async_v1 = "cuMemcpyBatchAsync"(
             to: *mut Address, from: *mut Address, bytes: *mut usize, count: usize, attributes: *mut CopyAttributes, indices: *mut usize, attribute_count: usize,

@@ -5,6 +5,7 @@ mod suite;
 
 mod absent;
 mod failures;
+mod order;
 
 use doorbell_cuda_standin::{ExecutionMode, Standin};
 use suite::{CASES, Verdict};
