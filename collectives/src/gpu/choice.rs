@@ -109,8 +109,9 @@ impl Choice {
     }
 }
 
-/// Whether each part of an input goes to its targets unchanged. The blocks of a group send or
-/// receive; those of a program do both by turns, 0.85 as fast (decision 128).
+/// Whether [`group::messages`](super::group::messages) has the collective: each part of an input
+/// goes to its targets directly and unchanged. The blocks of a group send or receive; those of a
+/// program do both by turns, 0.85 as fast (decision 128).
 fn is_messages(collective: Collective) -> bool {
     matches!(
         collective,
@@ -368,7 +369,7 @@ mod tests {
                 Choice::Kernel(..) => Executor::Kernel,
                 Choice::Copies(..) => Executor::Copies,
                 Choice::Split(..) => Executor::Split,
-                Choice::Messages => panic!("an all-reduce"),
+                Choice::Messages => panic!("an all-reduce changes what it moves"),
             };
             assert_eq!(executor, wanted, "{ranks} ranks, {mib} MiB: {choice:?}");
         }
@@ -513,7 +514,7 @@ mod tests {
                             Choice::Small(cut) => cut.blocks(),
                             Choice::Kernel(_, cut) | Choice::Split(.., (_, cut)) => cut.blocks,
                             Choice::Copies(..) => 0,
-                            Choice::Messages => panic!("{collective}: no launch of these has so few blocks"),
+                            Choice::Messages => panic!("{collective} of ranks that share a GPU"),
                         };
                         assert!(
                             launched * ranks < room,

@@ -25,10 +25,11 @@ const MAX_MESSAGES: usize = 224;
 /// A queue per peer and direction, and one of this rank's messages to itself.
 const MAX_QUEUES: usize = 32;
 /// Maximum thread blocks of sends and receives, all of which must be resident, with those of a
-/// second communicator; and of copies, which wait for nothing: alone, and beside messages, whose
-/// rate these many reach.
+/// second communicator.
 const MAX_BLOCKS: u32 = 64;
+/// Maximum thread blocks of copies, which wait for nothing.
 const MAX_COPY_BLOCKS: u32 = 32;
+/// The same beside messages, at whose rate these many copy.
 const COPY_BLOCKS_BESIDE: u32 = 8;
 /// Channels by which one queue reaches the rate of NVLink.
 const FAST_CHANNELS: u32 = 16;

@@ -152,6 +152,9 @@ impl<'a> Group<'a> {
 }
 
 /// A collective that moves parts unchanged, as messages. What is in place is not copied.
+///
+/// # Errors
+/// Misuse, for other collectives.
 pub(super) fn messages<'a>(
     call: &GpuCall<'_>,
     (rank, ranks): (Rank, u32),
@@ -164,7 +167,7 @@ pub(super) fn messages<'a>(
     };
     let mut messages = Vec::with_capacity(2 * ranks as usize);
     for peer in (0..ranks).map(Rank).filter(|peer| *peer != rank || !checked.in_place) {
-        let (next, before) = (Rank((rank.0 + 1) % ranks), Rank((rank.0 + ranks - 1) % ranks));
+        // Of input and output, the parts that go to this peer and come from it.
         let (sent, received) = match call.collective {
             Collective::AllToAll => (Some(peer), Some(peer)),
             Collective::AllGather => (Some(Rank(0)), Some(peer)),
@@ -176,7 +179,19 @@ pub(super) fn messages<'a>(
                 (rank == call.root).then_some(peer),
                 (peer == call.root).then_some(Rank(0)),
             ),
-            _ => ((peer == next).then_some(Rank(0)), (peer == before).then_some(Rank(0))),
+            Collective::SendRecv => {
+                let is_next = |of: Rank, other: Rank| (of.0 + 1) % ranks == other.0;
+                (
+                    is_next(rank, peer).then_some(Rank(0)),
+                    is_next(peer, rank).then_some(Rank(0)),
+                )
+            }
+            collective => {
+                return Err(GpuError::Misuse {
+                    collective,
+                    what: "it is no group of messages".to_owned(),
+                });
+            }
         };
         let send = sent
             .and_then(|index| of(checked.input, index).transpose())

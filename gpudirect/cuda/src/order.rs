@@ -41,7 +41,8 @@ const CHECKED: usize = 4;
 enum Known {
     Kept(Stream),
     Id(u64),
-    /// A borrowed one, of a driver that has no numbers for streams.
+    /// Nothing: a borrowed one of a driver that has no numbers for streams, or one of operations
+    /// that all wait for the shared event.
     Not,
 }
 
@@ -91,11 +92,16 @@ impl StreamOrder {
             captured.begin(self.share()?, stream)?;
             return Ok(Turn(Kind::Captured(captured, relaxed)));
         }
+        if let Some(shared) = &self.shared {
+            // From now on all operations do, whatever their streams.
+            stream.wait(shared)?;
+            return Ok(Turn(Kind::Direct(Known::Not)));
+        }
         let known = Known::of(stream)?;
-        match (&self.shared, &self.last) {
-            (Some(shared), _) => stream.wait(shared)?,
-            (None, Some((before, end))) if !before.is(&known) => stream.wait(end)?,
-            (None, _) => {}
+        if let Some((before, end)) = &self.last
+            && !before.is(&known)
+        {
+            stream.wait(end)?;
         }
         Ok(Turn(Kind::Direct(known)))
     }

@@ -49,8 +49,8 @@ OTHER_PRODUCTS = {"tensor parallel"}
 # NCCL hangs where ranks feed two communicators in opposite orders, and counts are ours alone.
 ALONE = {"two communicators", "communicators"}
 ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "MASTER_ADDR": "127.0.0.1", "PYTHONUNBUFFERED": "1"}
-# Of an error that PyTorch's watchdog is the first to see it waits for dumps of all ranks, four times this long
-# (one minute unless told otherwise), before it ends the process.
+# Where PyTorch's watchdog is the first to see an error, it waits for dumps of all ranks, four times this long (a
+# minute by default), before it ends the process.
 ENVIRONMENT |= {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
 
 
@@ -212,6 +212,8 @@ def main():
     parser.add_argument("--limit", type=float, default=120, help="seconds of a program of two ranks, of more in proportion")
     parser.add_argument("--turns", type=int, default=1, help="how often both libraries run each program, by turns")
     args = parser.parse_intermixed_args()
+    if args.turns < 1:
+        parser.error("--turns is at least 1")
     failed = []
     with tempfile.TemporaryDirectory() as folder:
         # The loader goes by the name.
