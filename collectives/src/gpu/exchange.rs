@@ -5,6 +5,7 @@
 //! It executes no plan: the programs of [`lower`](super::lower) have the same slices on all ranks,
 //! so all ranks would have to know all lengths. Here a rank knows its own messages only.
 
+use std::mem::offset_of;
 use std::sync::atomic::Ordering;
 
 use doorbell_cuda::collective::CollectiveKernels;
@@ -249,11 +250,12 @@ impl ExchangeExecutor {
     /// The device can access the messages' memory until the group is done, and nothing else writes
     /// it, or accesses what is received, meanwhile.
     pub(super) unsafe fn launch(&self, stream: &Stream, group: &Group<'_>, uses: &[Span<'_>]) -> Result<(), GpuError> {
-        let (arguments, blocks) = self.arguments(group)?;
+        let mut arguments = self.arguments();
+        let (bytes, blocks) = self.encode(group, &mut arguments)?;
         if blocks.all == 0 {
             return Ok(());
         }
-        let launch = sharing::launch(blocks, self.threads, self.is_alone);
+        let launch = sharing::launch(blocks, self.threads, bytes, self.is_alone);
         // SAFETY: the kernel's only parameter is this struct, in its version; the caller vouches
         // for the memory that it names.
         unsafe { self.kernel()?.launch(stream, launch, &[&arguments], uses)? };
@@ -267,31 +269,36 @@ impl ExchangeExecutor {
         })
     }
 
-    /// The parameter, and the thread blocks.
-    fn arguments(&self, group: &Group<'_>) -> Result<(Arguments, Blocks), GpuError> {
+    /// The parameter, without messages.
+    fn arguments(&self) -> Arguments {
         let mut arenas = [0; MAX_PEERS];
         arenas[..self.arenas.len()].copy_from_slice(&self.arenas);
         let layout = &self.layout;
-        if layout.slot_bytes == 0 {
+        Arguments {
+            version: VERSION,
+            stop: self.control,
+            mismatches: self.control + MISMATCHES as u64,
+            arenas,
+            flags: layout.flags,
+            counts: layout.counts,
+            slots: layout.slots,
+            rank: self.rank.0,
+            channels: layout.channels,
+            slot_bytes: layout.slot_bytes,
+            reserved: 0,
+            queues: [0; MAX_QUEUES],
+            messages: [[0; 2]; MAX_MESSAGES],
+        }
+    }
+
+    /// Adds a group's messages. Returns the bytes of the parameter up to the last one, and the thread blocks.
+    fn encode(&self, group: &Group<'_>, arguments: &mut Arguments) -> Result<(usize, Blocks), GpuError> {
+        if self.layout.slot_bytes == 0 {
             return Err(group.misuse("the area for messages is too small for so many ranks".to_owned()));
         }
         let (rank, ranks) = (self.rank.0, self.arenas.len() as u32);
         let mut encoder = Encoder {
-            arguments: Arguments {
-                version: VERSION,
-                stop: self.control,
-                mismatches: self.control + MISMATCHES as u64,
-                arenas,
-                flags: layout.flags,
-                counts: layout.counts,
-                slots: layout.slots,
-                rank: self.rank.0,
-                channels: layout.channels,
-                slot_bytes: layout.slot_bytes,
-                reserved: 0,
-                queues: [0; MAX_QUEUES],
-                messages: [[0; 2]; MAX_MESSAGES],
-            },
+            arguments,
             queues: [Queue::NONE; MAX_QUEUES],
             len: 0,
             messages: 0,
@@ -311,19 +318,19 @@ impl ExchangeExecutor {
         encoder
             .queue(QueueKind::Copy, self.rank, group.copies())
             .ok_or_else(too_many)?;
-        Ok(encoder.end(layout))
+        Ok(encoder.end(&self.layout))
     }
 }
 
-struct Encoder {
-    arguments: Arguments,
+struct Encoder<'e> {
+    arguments: &'e mut Arguments,
     /// The first `len` of them.
     queues: [Queue; MAX_QUEUES],
     len: usize,
     messages: usize,
 }
 
-impl Encoder {
+impl Encoder<'_> {
     /// Adds a queue, unless it has no messages; `None` if there are too many.
     fn queue<'a>(&mut self, kind: QueueKind, peer: Rank, memories: impl Iterator<Item = Span<'a>>) -> Option<()> {
         let (first, mut units, mut sum) = (self.messages, 1, 0_u64);
@@ -354,8 +361,8 @@ impl Encoder {
         Some(())
     }
 
-    /// The parameter, and its thread blocks.
-    fn end(mut self, layout: &ExchangeLayout) -> (Arguments, Blocks) {
+    /// The bytes of the parameter, and its thread blocks.
+    fn end(mut self, layout: &ExchangeLayout) -> (usize, Blocks) {
         let queues = &mut self.queues[..=self.len];
         let blocks = layout.assign(queues);
         for (word, queue) in self.arguments.queues.iter_mut().zip(&*queues) {
@@ -366,7 +373,8 @@ impl Encoder {
                 | (queue.first as u64) << 32
                 | (queue.count as u64) << 48;
         }
-        (self.arguments, blocks)
+        let bytes = offset_of!(Arguments, messages) + self.messages * size_of_val(&self.arguments.messages[0]);
+        (bytes, blocks)
     }
 }
 
@@ -457,7 +465,7 @@ mod tests {
             prop_assert_eq!(others, queues.iter().map(|queue| queue.blocks).sum::<u32>() - all);
             prop_assert!(copied.is_none() || queues[queues.len() - 2].blocks > 0);
             prop_assert!(others < COPY_BLOCKS_BESIDE + 4);
-            let is_clustered = sharing::launch(launch, 512, true).cluster > 1;
+            let is_clustered = sharing::launch(launch, 512, 0, true).cluster > 1;
             prop_assert_eq!(is_clustered, (16..=32).contains(&all));
         }
     }

@@ -198,7 +198,8 @@ impl KernelExecutor {
         )
         .map_err(|error| misuse(error.to_string()))?;
         let kernel = self.kernel(function, cut.ll)?;
-        let launch = sharing::launch(Blocks::waiting(cut.blocks), cut.threads, self.is_alone);
+        let bytes = Arguments::used_bytes(&plan.lowered);
+        let launch = sharing::launch(Blocks::waiting(cut.blocks), cut.threads, bytes, self.is_alone);
         // SAFETY: the kernel's only parameter is this struct, in its version; the caller vouches
         // for its contents.
         unsafe { kernel.launch(stream, launch, &[&arguments], uses)? };

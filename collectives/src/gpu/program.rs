@@ -1,6 +1,8 @@
 //! The parameter of a kernel launch: a lowered plan for a count, encoded as words.
 //! `gpudirect/cuda/kernels/collective.cu` decodes it.
 
+use std::mem::offset_of;
+
 use super::lower::{Body, Group, Location, Lowered, NO_DATA, Operand, Signal, Strand, Work};
 use super::peers::{Areas, MAX_PEERS};
 use crate::executor::layout::{Layout, OperationExtent};
@@ -336,6 +338,12 @@ impl Arguments {
             reserved: 0,
             program,
         })
+    }
+
+    /// Of a parameter of this program, the first bytes: behind them is nothing.
+    #[must_use]
+    pub fn used_bytes(lowered: &Lowered) -> usize {
+        offset_of!(Self, program) + lowered.all.words * size_of::<u64>()
     }
 }
 

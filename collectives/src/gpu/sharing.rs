@@ -231,14 +231,16 @@ pub(super) fn in_clusters(waiting: u32, others: u32) -> u32 {
     }
 }
 
-/// A launch of thread blocks, some of which wait for those of other ranks.
+/// A launch of thread blocks, some of which wait for those of other ranks, with an argument of
+/// which the kernel reads `argument_bytes`.
 ///
 /// In clusters the driver places blocks elsewhere: of the places it chooses for 32 single blocks,
 /// NVLink takes 0.85 of the bytes per second that it takes from clusters of four (docs/LOG.md).
-pub(super) fn launch(blocks: Blocks, threads: u32, is_alone: bool) -> Launch {
+pub(super) fn launch(blocks: Blocks, threads: u32, argument_bytes: usize, is_alone: bool) -> Launch {
     let clustered = is_alone && CLUSTERED.contains(&blocks.waiting) && blocks.all.is_multiple_of(CLUSTER);
     Launch {
         cluster: if clustered { CLUSTER } else { 1 },
+        argument_bytes: Some(argument_bytes),
         ..Launch::linear(blocks.all, threads)
     }
 }

@@ -24,8 +24,9 @@ use crate::communicator::Communicator;
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// The time limit for enqueued work to complete once no wait remains.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// The maximum number of tracked operations: the last one covers those in between.
-const MAX_TRACKED: usize = 64;
+/// The maximum number of tracked operations: the last one covers those in between. A query of each takes about a
+/// microsecond, in which the program's calls of the driver may wait.
+const MAX_TRACKED: usize = 8;
 
 pub(super) struct Watchdog {
     shared: Arc<Shared>,
@@ -91,13 +92,17 @@ impl Shared {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The deadline of the first operation that has not ended. Only its caller removes the first one, and holds up
+    /// no thread that adds one while it queries.
     fn first(&self) -> Option<Instant> {
-        let mut pending = self.pending();
-        // A failed query means that nothing waits for it any more.
-        while pending.front().is_some_and(|(end, _)| end.is_done().unwrap_or(true)) {
-            pending.pop_front();
+        loop {
+            let (end, until) = self.pending().front().cloned()?;
+            // A failed query means that nothing waits for it any more.
+            if !end.is_done().unwrap_or(true) {
+                return Some(until);
+            }
+            self.pending().pop_front();
         }
-        pending.front().map(|(_, until)| *until)
     }
 
     fn watch(&self, comm: &Communicator, peers: Option<&Peers>, stream: &Stream) {

@@ -165,6 +165,9 @@ pub struct Launch {
     /// Blocks of a cluster, which are placed together, clusters apart from each other; 1: without
     /// clusters. Not for cooperative launches; drivers before CUDA 11.8 have no clusters.
     pub cluster: u32,
+    /// Of an only argument the first bytes, if the kernel reads no more: the rest of a long one is
+    /// not copied. Cooperative launches copy all.
+    pub argument_bytes: Option<usize>,
 }
 
 impl Launch {
@@ -177,6 +180,7 @@ impl Launch {
             shared_bytes: 0,
             cooperative: false,
             cluster: 1,
+            argument_bytes: None,
         }
     }
 }
@@ -222,7 +226,8 @@ impl Kernel {
     /// Enqueues a launch on `stream`. `uses` is kept until the kernel is done, even if dropped.
     ///
     /// # Safety
-    /// The arguments must match the kernel's parameters in number, order and type. The memory that
+    /// The arguments must match the kernel's parameters in number, order and type; the kernel reads
+    /// no more of one than [`Launch::argument_bytes`], which are no more than it has. The memory that
     /// it accesses through them must stay valid until it is done, which holds for memory in `uses`,
     /// and must be accessible to it: no host slice of it may exist.
     ///
@@ -246,17 +251,26 @@ impl Kernel {
             // Fully qualified: a reference to the argument is itself no `Argument`.
             *parameter = <dyn Argument>::bytes(*argument).cast_mut();
         }
-        let parameters = parameters.as_mut_ptr();
+        let Launch {
+            grid: [gx, gy, gz],
+            block: [bx, by, bz],
+            shared_bytes: shared,
+            cooperative,
+            cluster,
+            argument_bytes,
+        } = launch;
+        let mut bytes = argument_bytes.unwrap_or(0);
+        let mut first = match &*parameters {
+            [only] if argument_bytes.is_some() && !cooperative => Some(sys::first_bytes(*only, &mut bytes)),
+            _ => None,
+        };
+        let (parameters, extra) = match &mut first {
+            Some(extra) => (ptr::null_mut(), extra.as_mut_ptr()),
+            None => (parameters.as_mut_ptr(), ptr::null_mut()),
+        };
 
         let run = |driver: Driver, stream: sys::RawStream| {
             let table = driver.table();
-            let Launch {
-                grid: [gx, gy, gz],
-                block: [bx, by, bz],
-                shared_bytes: shared,
-                cooperative,
-                cluster,
-            } = launch;
             if cluster > 1
                 && !cooperative
                 && let Some(launch) = table.launch_kernel_ex
@@ -275,7 +289,7 @@ impl Kernel {
                 };
                 // SAFETY: the function and the stream are live; the driver copies the configuration
                 // and the arguments, and the caller vouches for them and their use.
-                return unsafe { launch(&raw const config, self.raw, parameters, ptr::null_mut()) };
+                return unsafe { launch(&raw const config, self.raw, parameters, extra) };
             }
             if cooperative {
                 let launch = table.launch_cooperative_kernel;
@@ -283,7 +297,6 @@ impl Kernel {
                 unsafe { launch(self.raw, gx, gy, gz, bx, by, bz, shared, stream, parameters) }
             } else {
                 let launch = table.launch_kernel;
-                let extra = ptr::null_mut();
                 // SAFETY: as above, without a configuration.
                 unsafe { launch(self.raw, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra) }
             }

@@ -80,8 +80,32 @@ Status load(Module **module, const char *image, unsigned n, const int *options, 
     return OK;
 }
 
-Status launch(Held &held, Function *function, unsigned blocks, unsigned threads, Stream *stream, void **arguments) {
-    if (!blocks || !threads || threads > 1024) return INVALID_VALUE;
+// The first bytes of a kernel's parameters, instead of a pointer to each: CU_LAUNCH_PARAM_*.
+struct Buffer {
+    const void *bytes;
+    size_t n;
+};
+
+Status read_extra(void **extra, Buffer &buffer) {
+    for (; *extra; extra += 2) {
+        switch (reinterpret_cast<uintptr_t>(*extra)) {
+        case 1: buffer.bytes = extra[1]; break;
+        case 2: buffer.n = *static_cast<size_t *>(extra[1]); break;
+        default: return INVALID_VALUE;
+        }
+    }
+    return buffer.bytes ? OK : INVALID_VALUE;
+}
+
+Status launch(Held &held, Function *function, unsigned blocks, unsigned threads, Stream *stream, void **arguments, void **extra) {
+    if (!blocks || !threads || threads > 1024 || (arguments && extra)) return INVALID_VALUE;
+    Buffer buffer{};
+    if (extra) {
+        // Our kernels with a buffer have one parameter.
+        if (function->kernel->arguments != 1) return INVALID_VALUE;
+        if (const Status status = read_extra(extra, buffer); status != OK) return status;
+        if (buffer.n > function->kernel->sizes[0]) return INVALID_VALUE;
+    }
     if (function->device != stream->device) return INVALID_HANDLE;
     if (!std::exchange(function->loaded, true) && settings.implicit) finish_all(held, function->device);
     auto made = std::make_shared<Launch>();
@@ -91,8 +115,9 @@ Status launch(Held &held, Function *function, unsigned blocks, unsigned threads,
     made->threads = threads;
     for (size_t i = 0; i < function->kernel->arguments; i++) {
         const size_t bytes = function->kernel->sizes[i];
-        made->arguments.emplace_back((bytes + 7) / 8);
-        memcpy(made->arguments.back().data(), arguments[i], bytes);
+        // What is not given is undefined: no kernel may read it.
+        auto &copy = made->arguments.emplace_back((bytes + 7) / 8, 0xa5a5a5a5a5a5a5a5);
+        memcpy(copy.data(), extra ? buffer.bytes : arguments[i], extra ? buffer.n : bytes);
     }
     Work work;
     work.kind = Work::KERNEL;
@@ -292,8 +317,8 @@ EXPORT cuLaunchKernel(
 ) {
     ENTER;
     // More than one dimension is not used by our kernels.
-    if (gy != 1 || gz != 1 || by != 1 || bz != 1 || extra) return INVALID_VALUE;
-    return launch(held, function, gx, bx, stream, arguments);
+    if (gy != 1 || gz != 1 || by != 1 || bz != 1) return INVALID_VALUE;
+    return launch(held, function, gx, bx, stream, arguments, extra);
 }
 
 // CUlaunchAttribute and CUlaunchConfig.
@@ -316,13 +341,13 @@ EXPORT cuLaunchKernelEx(const LaunchConfig *config, Function *function, void **a
     ENTER;
     const auto [gx, gy, gz] = config->grid;
     const auto [bx, by, bz] = config->block;
-    if (gy != 1 || gz != 1 || by != 1 || bz != 1 || extra) return INVALID_VALUE;
+    if (gy != 1 || gz != 1 || by != 1 || bz != 1) return INVALID_VALUE;
     for (const LaunchAttribute *each = config->attributes; each != config->attributes + config->count; each++) {
         const bool is_cluster = each->id == CLUSTER_DIMENSION;
         if (!is_cluster && each->id != CLUSTER_SCHEDULING) return INVALID_VALUE;
         if (is_cluster && (each->value[0] == 0 || each->value[0] > 8 || gx % each->value[0] != 0)) return INVALID_CLUSTER_SIZE;
     }
-    return launch(held, function, gx, bx, config->stream, arguments);
+    return launch(held, function, gx, bx, config->stream, arguments, extra);
 }
 
 EXPORT cuLaunchCooperativeKernel(
@@ -331,5 +356,5 @@ EXPORT cuLaunchCooperativeKernel(
     ENTER;
     if (gy != 1 || gz != 1 || by != 1 || bz != 1 || !bx) return INVALID_VALUE;
     if (uint64_t(gx) * bx > uint64_t(multiprocessors()) * THREADS_PER_MULTIPROCESSOR) return TOO_LARGE;
-    return launch(held, function, gx, bx, stream, arguments);
+    return launch(held, function, gx, bx, stream, arguments, nullptr);
 }

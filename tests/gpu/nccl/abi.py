@@ -2,7 +2,7 @@
 """Programs that use NCCL, on Doorbell's libnccl.so.2 and beside it on NCCL's, a rank on each GPU.
 
 Checks that both give the same results (the same bits where two ranks are summed, else losses within
-1 %, as the order of a sum differs), that a survivor gets an error when a rank is killed and ends,
+1 %, as the order of a sum differs), that a survivor gets an error with the rank when one is killed and ends,
 and prints the median and the longest time of a step, with --turns also medians of several runs. NVLink's
 multicast is off for NCCL.
 
@@ -22,6 +22,7 @@ Exit status: 0, or 1 when a check failed.
 
 import argparse
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -62,7 +63,7 @@ def start(program, args, library, more=()):
     started = []
     for rank in range(ranks):
         own = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_PORT": port, "GPUS": str(gpus), "OPERATIONS": str(args.operations)}
-        own["BATCHES_OF"] = str(args.ranks)
+        own |= {"BATCHES_OF": str(args.ranks), "STEPS": str(args.steps), "WIDTH": str(args.width)}
         environment = {**os.environ, **ENVIRONMENT, **own, **dict(more), **({"LD_PRELOAD": library} if library else {})}
         output = tempfile.TemporaryFile("w+")
         command = [sys.executable, os.path.join(HERE, "programs.py"), program]
@@ -146,7 +147,7 @@ def threads(pid):
 
 
 def survivor(args, library):
-    """Whether rank 0 gets an error after the last rank was killed, and ends."""
+    """Whether rank 0 gets an error that names the last rank after that was killed, and ends."""
     started = start("killed", args, library)
     process, output = started[0]
 
@@ -177,10 +178,11 @@ def survivor(args, library):
     text = end(started, 0.2)[0][1]
     if shown:
         print("    ", text[-6000:].replace("\n", "\n     "))
-    line = next((line.strip() for line in text.splitlines() if "rror" in line), "no error")
+    named = next((line.strip() for line in text.splitlines() if re.search(rf"\brank {args.ranks - 1}\b", line)), None)
+    line = named or "no line names the rank: " + text[-1500:]
     when = "not seen" if error is None else f"after {error:.1f} s"
     print(f"  killed: rank 0's error {when}, its end with {status} after {ended:.1f} s: {line[:300]}", flush=True)
-    return status not in (None, 0)
+    return named is not None and status not in (None, 0)
 
 
 def compared(program, args, library):
@@ -209,11 +211,15 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--ranks-per-gpu", type=int, default=1)
     parser.add_argument("--operations", type=int, default=10_000, help="those of mixed operations")
+    parser.add_argument("--steps", type=int, default=200, help="of training, at least 20")
+    parser.add_argument("--width", type=int, default=1024, help="of the layers that are trained: by 8192 communication takes longer than Python")
     parser.add_argument("--limit", type=float, default=120, help="seconds of a program of two ranks, of more in proportion")
     parser.add_argument("--turns", type=int, default=1, help="how often both libraries run each program, by turns")
     args = parser.parse_intermixed_args()
     if args.turns < 1:
         parser.error("--turns is at least 1")
+    if args.steps < 20:
+        parser.error("--steps is at least 20")
     failed = []
     with tempfile.TemporaryDirectory() as folder:
         # The loader goes by the name.

@@ -14,7 +14,7 @@ RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 GPU = RANK % int(os.environ["GPUS"])
 # The ranks whose batches this one computes: its own, or as the only process those of all.
 WORK = range(RANK, int(os.environ["BATCHES_OF"]), RANKS)
-STEPS, WIDTH, BATCH = 200, 1024, 64
+STEPS, WIDTH, BATCH = int(os.environ["STEPS"]), int(os.environ["WIDTH"]), 64
 
 
 class Report:
@@ -72,7 +72,7 @@ def batches(torch, gpu, seed):
     generator.manual_seed(seed)
     for _ in range(STEPS):
         batch = torch.randn(BATCH, WIDTH, device=gpu, generator=generator)
-        yield batch, batch.sum(1, keepdim=True) / 32
+        yield batch, batch.sum(1, keepdim=True) / WIDTH**0.5
 
 
 def work(torch, gpu):

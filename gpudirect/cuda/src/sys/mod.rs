@@ -8,6 +8,7 @@ mod table;
 mod tests;
 
 use core::ffi::{c_int, c_uint, c_void};
+use core::ptr;
 
 pub(crate) use table::{Table, fill, open};
 
@@ -127,6 +128,14 @@ impl LaunchAttribute {
     pub(crate) fn spread_clusters() -> Self {
         Self::new(5, [1])
     }
+}
+
+/// The `extra` parameter of launches: a buffer with the first bytes of a kernel's parameters, and
+/// their number.
+pub(crate) fn first_bytes(buffer: *mut c_void, bytes: &mut usize) -> [*mut c_void; 5] {
+    // CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE and _END.
+    let [pointer, size, end] = [1, 2, 0].map(ptr::without_provenance_mut);
+    [pointer, buffer, size, ptr::from_mut(bytes).cast(), end]
 }
 
 pub(crate) mod status {
