@@ -256,8 +256,9 @@ impl ExchangeExecutor {
             return Ok(());
         }
         let launch = sharing::launch(blocks, self.threads, bytes, self.is_alone);
-        // SAFETY: the kernel's only parameter is this struct, in its version; the caller vouches
-        // for the memory that it names.
+        // SAFETY: the kernel's only parameter is this struct, in its version, of which it reads the
+        // messages of its queues and what precedes them; the caller vouches for the memory that it
+        // names.
         unsafe { self.kernel()?.launch(stream, launch, &[&arguments], uses)? };
         Ok(())
     }
@@ -291,7 +292,8 @@ impl ExchangeExecutor {
         }
     }
 
-    /// Adds a group's messages. Returns the bytes of the parameter up to the last one, and the thread blocks.
+    /// Adds a group's messages. Returns the bytes of the parameter up to the last one, and the
+    /// thread blocks.
     fn encode(&self, group: &Group<'_>, arguments: &mut Arguments) -> Result<(usize, Blocks), GpuError> {
         if self.layout.slot_bytes == 0 {
             return Err(group.misuse("the area for messages is too small for so many ranks".to_owned()));

@@ -200,8 +200,8 @@ impl KernelExecutor {
         let kernel = self.kernel(function, cut.ll)?;
         let bytes = Arguments::used_bytes(&plan.lowered);
         let launch = sharing::launch(Blocks::waiting(cut.blocks), cut.threads, bytes, self.is_alone);
-        // SAFETY: the kernel's only parameter is this struct, in its version; the caller vouches
-        // for its contents.
+        // SAFETY: the kernel's only parameter is this struct, in its version, of which it reads the
+        // program's words and what precedes them; the caller vouches for its contents.
         unsafe { kernel.launch(stream, launch, &[&arguments], uses)? };
         Ok(())
     }

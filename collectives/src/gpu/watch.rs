@@ -24,8 +24,8 @@ use crate::communicator::Communicator;
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// The time limit for enqueued work to complete once no wait remains.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// The maximum number of tracked operations: the last one covers those in between. A query of each takes about a
-/// microsecond, in which the program's calls of the driver may wait.
+/// The maximum number of tracked operations: the last one covers those in between. A query of one
+/// takes more than a microsecond, in which the program's calls of the driver may wait.
 const MAX_TRACKED: usize = 8;
 
 pub(super) struct Watchdog {
@@ -92,8 +92,8 @@ impl Shared {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The deadline of the first operation that has not ended. Only its caller removes the first one, and holds up
-    /// no thread that adds one while it queries.
+    /// The deadline of the first operation that has not ended. Only its caller removes the first
+    /// one, and holds up no thread that adds one while it queries.
     fn first(&self) -> Option<Instant> {
         loop {
             let (end, until) = self.pending().front().cloned()?;

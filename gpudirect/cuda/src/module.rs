@@ -226,10 +226,11 @@ impl Kernel {
     /// Enqueues a launch on `stream`. `uses` is kept until the kernel is done, even if dropped.
     ///
     /// # Safety
-    /// The arguments must match the kernel's parameters in number, order and type; the kernel reads
-    /// no more of one than [`Launch::argument_bytes`], which are no more than it has. The memory that
-    /// it accesses through them must stay valid until it is done, which holds for memory in `uses`,
-    /// and must be accessible to it: no host slice of it may exist.
+    /// The arguments must match the kernel's parameters in number, order and type. With
+    /// [`Launch::argument_bytes`] the only argument has at least these, and the kernel reads no
+    /// others of it. The memory that it accesses through them must stay valid until it is done,
+    /// which holds for memory in `uses`, and must be accessible to it: no host slice of it may
+    /// exist.
     ///
     /// # Errors
     /// [`Error::Arguments`], or the driver's error: for more threads, shared memory or registers
