@@ -312,14 +312,18 @@ pub(crate) fn meet(id: &bootstrap::UniqueId, rank: Rank, ranks: u32) -> Result<H
     Ok(HostCommunicator::new(&[host], group, options)?)
 }
 
-fn gpu_options(config: &Config) -> Result<GpuOptions, Failure> {
-    let mut options = GpuOptions::from_env()?;
-    options.sizes.get_or_insert(Sizes {
+fn sizes() -> Sizes {
+    Sizes {
         exchange: EXCHANGE,
         fifos: FIFOS,
         staging: STAGING,
         ..Sizes::default()
-    });
+    }
+}
+
+fn gpu_options(config: &Config) -> Result<GpuOptions, Failure> {
+    let mut options = GpuOptions::from_env()?;
+    options.sizes.get_or_insert_with(sizes);
     let most =
         match doorbell_trust::text_variable("NCCL_MAX_CTAS").filter(|text| !text.is_empty()) {
             Some(text) => {
@@ -333,4 +337,17 @@ fn gpu_options(config: &Config) -> Result<GpuOptions, Failure> {
     options.allows_overlap = true;
     options.blocks.get_or_insert(most.unwrap_or(BLOCKS).min(BLOCKS));
     Ok(options)
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell_collectives::gpu::Areas;
+
+    use super::*;
+
+    #[test]
+    fn a_communicator_of_four_ranks_takes_at_most_200_mb() {
+        let bytes = Areas::new(4, sizes()).len();
+        assert!(bytes <= 200_000_000, "{bytes}");
+    }
 }

@@ -129,8 +129,12 @@ impl Resource {
         self.region
     }
 
-    /// Called after work that uses it was enqueued on `stream`, while a handle is held.
+    /// Called after work that uses it was enqueued on `stream`, while a handle is held. What is
+    /// released elsewhere has no release that would wait for the work.
     pub(crate) fn record_use(&self, stream: &Stream) {
+        if self.body.is_none() {
+            return;
+        }
         let mut streams = self.streams.lock();
         if streams.iter().any(|known| known.is_of(stream)) {
             return;
