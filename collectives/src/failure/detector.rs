@@ -106,11 +106,17 @@ impl FailureDetector {
         self.finding.as_ref()
     }
 
-    /// The members whose process has ended.
+    /// The members whose process has ended: by the connection of this one or, which may be earlier,
+    /// by the verdict.
     pub(crate) fn dead(&self) -> impl Iterator<Item = Rank> {
-        let members = self.members.iter().enumerate();
-        let dead = members.filter(|(_, record)| matches!(record.state, MemberState::Dead(_)));
-        dead.map(|(rank, _)| Rank(rank as u32))
+        let of_verdict = self.verdict().and_then(|verdict| match verdict.cause {
+            Cause::Died { rank, .. } => Some(rank),
+            _ => None,
+        });
+        let members = (0..).map(Rank).zip(&self.members);
+        let dead = members
+            .filter(move |(rank, record)| matches!(record.state, MemberState::Dead(_)) || of_verdict == Some(*rank));
+        dead.map(|(rank, _)| rank)
     }
 
     /// The dead, and the one that the verdict excludes.

@@ -126,6 +126,20 @@ fn a_death_that_all_notice_is_agreed_without_a_timeout() {
     );
 }
 
+/// Its program may end when it learns of the failure, before the end of the connection is noticed.
+#[test]
+fn a_death_is_known_by_the_verdict_too() {
+    let mut simulation = Simulation::new(3);
+    simulation.act(0, |detector, now, out| {
+        detector.died(Rank(2), "its connection closed", now, out)
+    });
+    simulation.disconnected[2] = true;
+    simulation.deliver(no_waits);
+    simulation.pass(AGREEMENT_TIMEOUT);
+    assert!(simulation.members[1].verdict().is_some());
+    assert!(simulation.members[1].dead().eq([Rank(2)]));
+}
+
 #[test]
 fn two_deaths_in_different_order_give_one_verdict() {
     let mut simulation = Simulation::new(5);

@@ -176,7 +176,12 @@ impl GpuCommunicator {
             return Err(error);
         }
         if self.comm.has_failed() {
-            return Err(self.comm.failure_error().into());
+            let error = self.comm.failure_error();
+            // Not by the watchdog alone: the program may end as soon as it learns of the failure.
+            if let OperationPath::Direct(peers) = &self.path {
+                peers.pages().stop_gone(&self.comm.dead());
+            }
+            return Err(error.into());
         }
         Ok(())
     }
@@ -375,13 +380,11 @@ impl GpuCommunicator {
     fn watch_partial_operation(&self, stream: &Stream) {
         let state = self.state();
         let copiers = state.copies.as_ref().map_or(&[][..], Copies::streams);
-        for stream in copiers.iter().chain([stream]) {
-            let Ok(end) = Event::new(&self.context) else { continue };
-            if stream.record_end(&end).is_ok() {
-                let deadline = self.comm.options().deadline;
-                self.watchdog.watch(end, Instant::now() + deadline);
-            }
-        }
+        let ends = copiers.iter().chain([stream]).filter_map(|stream| {
+            let end = Event::new(&self.context).ok()?;
+            stream.record_end(&end).ok().map(|()| end)
+        });
+        self.watchdog.watch(ends, Instant::now() + self.comm.options().deadline);
     }
 
     /// Enqueues kernels that are no collective of a plan; `what` is their name in errors.
@@ -437,7 +440,8 @@ impl GpuCommunicator {
         let turn = state.order.begin(stream)?;
         work(&mut state, &turn)?;
         if let Some(end) = state.order.end(turn, stream)? {
-            self.watchdog.watch(end, Instant::now() + self.comm.options().deadline);
+            self.watchdog
+                .watch([end], Instant::now() + self.comm.options().deadline);
         }
         Ok(())
     }

@@ -84,11 +84,10 @@ impl ControlPages {
         Ok(())
     }
 
-    /// The same of a rank that is gone, as far as its page is mapped here.
-    pub(super) fn stop_gone(&self, rank: Rank) {
-        if let Some(Some(page)) = self.others.get(rank.index()) {
-            page.word().store(1, Ordering::Release);
-        }
+    /// The same of ranks that are gone, as far as their pages are mapped here.
+    pub(super) fn stop_gone(&self, ranks: &[Rank]) {
+        let pages = ranks.iter().filter_map(|rank| self.others.get(rank.index())?.as_ref());
+        pages.for_each(|page| page.word().store(1, Ordering::Release));
     }
 }
 

@@ -59,12 +59,13 @@ impl Watchdog {
         })
     }
 
-    pub(super) fn watch(&self, end: Event, until: Instant) {
+    /// Tracks an operation, which ends with all of `ends`, behind those before it.
+    pub(super) fn watch(&self, ends: impl IntoIterator<Item = Event>, until: Instant) {
         let mut pending = self.shared.pending();
         if pending.len() >= MAX_TRACKED {
             pending.pop_back();
         }
-        pending.push_back((end, until));
+        pending.extend(ends.into_iter().map(|end| (end, until)));
     }
 
     /// Waits for enqueued work to complete or to be released, and stops the thread.
@@ -73,7 +74,7 @@ impl Watchdog {
     }
 
     fn stop(&mut self) {
-        self.shared.stop_requested.store(true, Ordering::Relaxed);
+        self.shared.stop_requested.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
             let _ = thread.join();
@@ -92,8 +93,8 @@ impl Shared {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The deadline of the first operation that has not ended. Only its caller removes the first
-    /// one, and holds up no thread that adds one while it queries.
+    /// The deadline of the first operation that has not ended. The lock is released during a query,
+    /// so that no enqueue waits for it: only this thread removes the first one.
     fn first(&self) -> Option<Instant> {
         loop {
             let (end, until) = self.pending().front().cloned()?;
@@ -110,6 +111,8 @@ impl Shared {
         let _relaxed = RelaxedCapture::enter(stream.context().driver());
         let mut end = None;
         loop {
+            // Read before the failure: one that preceded the request is handled before the end.
+            let is_stopping = self.stop_requested.load(Ordering::Acquire);
             let (first, has_failed) = (self.first(), comm.has_failed());
             if has_failed {
                 if let Err(error) = peers.map_or(Ok(()), |peers| release_waits(comm, peers, stream)) {
@@ -127,7 +130,7 @@ impl Shared {
                 ));
             }
             // After the release of waits: those of graphs, which are not tracked.
-            if self.stop_requested.load(Ordering::Relaxed) {
+            if is_stopping {
                 // Until it fails, which the first deadline sees to, work may wait for other ranks.
                 if has_failed {
                     end.get_or_insert_with(|| Instant::now() + DRAIN_TIMEOUT);
@@ -144,7 +147,7 @@ impl Shared {
 fn release_waits(comm: &Communicator, peers: &Peers, stream: &Stream) -> Result<(), doorbell_cuda::Error> {
     let (pages, dead) = (peers.pages(), comm.dead());
     pages.stop()?;
-    dead.iter().for_each(|rank| pages.stop_gone(*rank));
+    pages.stop_gone(&dead);
     for rank in dead.into_iter().chain([peers.rank()]) {
         let words = peers.areas().words.clone();
         stream.fill(peers.arenas().of(rank).span(words)?, 0xff)?;
