@@ -257,8 +257,8 @@ impl ExchangeExecutor {
         }
         let launch = sharing::launch(blocks, self.threads, bytes, self.is_alone);
         // SAFETY: the kernel's only parameter is this struct, in its version, of which it reads the
-        // messages of its queues and what precedes them; the caller vouches for the memory that it
-        // names.
+        // messages of its queues and what precedes them: these bytes. The caller vouches for the
+        // memory that it names.
         unsafe { self.kernel()?.launch(stream, launch, &[&arguments], uses)? };
         Ok(())
     }

@@ -187,7 +187,7 @@ impl KernelExecutor {
             blocks: (cut.blocks / strands * strands).max(strands),
             ..cut
         };
-        let arguments = Arguments::new(
+        let (arguments, bytes) = Arguments::new(
             self.rank,
             &plan.lowered,
             &counted_layouts,
@@ -198,10 +198,10 @@ impl KernelExecutor {
         )
         .map_err(|error| misuse(error.to_string()))?;
         let kernel = self.kernel(function, cut.ll)?;
-        let bytes = Arguments::used_bytes(&plan.lowered);
         let launch = sharing::launch(Blocks::waiting(cut.blocks), cut.threads, bytes, self.is_alone);
         // SAFETY: the kernel's only parameter is this struct, in its version, of which it reads the
-        // program's words and what precedes them; the caller vouches for its contents.
+        // words of this rank's program and what precedes them: these bytes. The caller vouches for
+        // its contents.
         unsafe { kernel.launch(stream, launch, &[&arguments], uses)? };
         Ok(())
     }

@@ -240,7 +240,8 @@ impl CountedLayouts {
 }
 
 impl Arguments {
-    /// The parameter for `rank`.
+    /// The parameter for `rank`, and its bytes up to the last word of the program: the kernel reads
+    /// no others.
     ///
     /// # Errors
     /// [`ProgramError`]: on all ranks, if on one.
@@ -252,7 +253,7 @@ impl Arguments {
         arena_layout: &ArenaLayout,
         cut: LaunchShape,
         memory: Memory<'_>,
-    ) -> Result<Self, ProgramError> {
+    ) -> Result<(Self, usize), ProgramError> {
         let bytes = function.data.bytes();
         let partial = function.data.accumulator().bytes();
         let has_partials = partial > bytes && lowered.all.partials;
@@ -310,7 +311,8 @@ impl Arguments {
             table[..ranks].copy_from_slice(&list[..ranks]);
             table
         };
-        Ok(Self {
+        let used = offset_of!(Self, program) + size_of_val(&*words);
+        let arguments = Self {
             version: VERSION,
             input: memory.input,
             output: memory.output,
@@ -337,13 +339,8 @@ impl Arguments {
             function: function.op.map_or(0, |op| op as u32),
             reserved: 0,
             program,
-        })
-    }
-
-    /// Of a parameter of this program, the first bytes: behind them is nothing.
-    #[must_use]
-    pub fn used_bytes(lowered: &Lowered) -> usize {
-        offset_of!(Self, program) + lowered.all.words * size_of::<u64>()
+        };
+        Ok((arguments, used))
     }
 }
 

@@ -165,8 +165,8 @@ pub struct Launch {
     /// Blocks of a cluster, which are placed together, clusters apart from each other; 1: without
     /// clusters. Not for cooperative launches; drivers before CUDA 11.8 have no clusters.
     pub cluster: u32,
-    /// Of an only argument the first bytes, if the kernel reads no more: the rest of a long one is
-    /// not copied. Cooperative launches copy all.
+    /// How many bytes of a single argument are copied, if the kernel reads no others; `None`: all.
+    /// Cooperative launches, and those with several arguments, copy all.
     pub argument_bytes: Option<usize>,
 }
 
@@ -226,9 +226,9 @@ impl Kernel {
     /// Enqueues a launch on `stream`. `uses` is kept until the kernel is done, even if dropped.
     ///
     /// # Safety
-    /// The arguments must match the kernel's parameters in number, order and type. With
-    /// [`Launch::argument_bytes`] the only argument has at least these, and the kernel reads no
-    /// others of it. The memory that it accesses through them must stay valid until it is done,
+    /// The arguments must match the kernel's parameters in number, order and type. Of a single
+    /// argument the kernel reads only the first [`Launch::argument_bytes`], if given, and it has as
+    /// many. The memory that it accesses through them must stay valid until it is done,
     /// which holds for memory in `uses`, and must be accessible to it: no host slice of it may
     /// exist.
     ///
@@ -261,11 +261,11 @@ impl Kernel {
             argument_bytes,
         } = launch;
         let mut bytes = argument_bytes.unwrap_or(0);
-        let mut first = match &*parameters {
-            [only] if argument_bytes.is_some() && !cooperative => Some(sys::first_bytes(*only, &mut bytes)),
+        let mut buffer = match &*parameters {
+            [single] if argument_bytes.is_some() && !cooperative => Some(sys::parameter_buffer(*single, &mut bytes)),
             _ => None,
         };
-        let (parameters, extra) = match &mut first {
+        let (parameters, extra) = match &mut buffer {
             Some(extra) => (ptr::null_mut(), extra.as_mut_ptr()),
             None => (parameters.as_mut_ptr(), ptr::null_mut()),
         };

@@ -179,9 +179,9 @@ def survivor(args, library):
     if shown:
         print("    ", text[-6000:].replace("\n", "\n     "))
     named = next((line.strip() for line in text.splitlines() if re.search(rf"\brank {args.ranks - 1}\b", line)), None)
-    line = named or "no line names the rank: " + text[-1500:]
+    line = named[:300] if named else "no line names the rank: " + text[-1500:]
     when = "not seen" if error is None else f"after {error:.1f} s"
-    print(f"  killed: rank 0's error {when}, its end with {status} after {ended:.1f} s: {line[:300]}", flush=True)
+    print(f"  killed: rank 0's error {when}, its end with {status} after {ended:.1f} s: {line}", flush=True)
     return named is not None and status not in (None, 0)
 
 
@@ -212,7 +212,7 @@ def main():
     parser.add_argument("--ranks-per-gpu", type=int, default=1)
     parser.add_argument("--operations", type=int, default=10_000, help="those of mixed operations")
     parser.add_argument("--steps", type=int, default=200, help="of training, at least 20")
-    parser.add_argument("--width", type=int, default=1024, help="of the layers that are trained: by 8192 communication takes longer than Python")
+    parser.add_argument("--width", type=int, default=1024, help="of the layers that are trained; with 8192 GPUs work during most of a step of FSDP")
     parser.add_argument("--limit", type=float, default=120, help="seconds of a program of two ranks, of more in proportion")
     parser.add_argument("--turns", type=int, default=1, help="how often both libraries run each program, by turns")
     args = parser.parse_intermixed_args()

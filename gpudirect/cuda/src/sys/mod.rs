@@ -130,9 +130,9 @@ impl LaunchAttribute {
     }
 }
 
-/// The `extra` parameter of launches: a buffer with the first bytes of a kernel's parameters, and
-/// their number.
-pub(crate) fn first_bytes(buffer: *mut c_void, bytes: &mut usize) -> [*mut c_void; 5] {
+/// The `extra` parameter of launches: a buffer with a kernel's parameters, or the first bytes of
+/// them, and their number.
+pub(crate) fn parameter_buffer(buffer: *mut c_void, bytes: &mut usize) -> [*mut c_void; 5] {
     // CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE and _END.
     let [pointer, size, end] = [1, 2, 0].map(ptr::without_provenance_mut);
     [pointer, buffer, size, ptr::from_mut(bytes).cast(), end]
